@@ -1,0 +1,163 @@
+"""The contract between maps, solvers and gradients: one equation `z = T(z)` per batch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from opteq.errors import ConfigError
+from opteq.results import Certificate, State, like, map_state, tensors_of
+
+Gradients = tuple[Tensor | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SymmetricForm:
+    """The adjoint equation `u = g + Jᵀu` as `(I - S) v = enter(g)`, `u = leave(v, g)`, `S` symmetric.
+
+    Attributes:
+        matvec: `v ↦ S v`; `I - S` is positive definite where the map contracts.
+        enter: right-hand side from the cotangent `g`.
+        leave: adjoint solution `u` from `v` and `g`.
+    """
+
+    matvec: Callable[[State], State]
+    enter: Callable[[State], State]
+    leave: Callable[[State, State], State]
+
+
+class Linearization(ABC):
+    """The derivative of an equation's map at one state, `J = ∂T/∂z`.
+
+    Attributes:
+        structure: `"psd"` (J symmetric positive semidefinite), `"symmetrizable"` (similar to a
+            symmetric matrix) or `"none"`.
+        symmetric: the symmetric form of the adjoint equation, None where there is none.
+    """
+
+    structure: str = "none"
+    symmetric: SymmetricForm | None = None
+
+    @abstractmethod
+    def jvp(self, tangent: State) -> State:
+        """`J v`."""
+
+    @abstractmethod
+    def vjp(self, cotangent: State) -> State:
+        """`Jᵀ u`."""
+
+    @abstractmethod
+    def pullback(self, cotangent: State) -> Gradients:
+        """Gradients of `⟨u, T(z)⟩` with respect to the equation's `tensors`, `z` held constant."""
+
+
+class Equation(ABC):
+    """All that is constant during one solve of `z = T(z)`, for one batch. Immutable.
+
+    Attributes:
+        tensors: every tensor that `T` depends on differentiably: injections, weights, scales.
+        has_energy: whether a scalar hidden objective exists.
+    """
+
+    has_energy = True
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]: ...
+
+    @abstractmethod
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        """The same equation with other values of `tensors`."""
+
+    @abstractmethod
+    def __call__(self, state: State) -> State:
+        """`T(z)`."""
+
+    @abstractmethod
+    def initial(self) -> State:
+        """`z⁰`, where solves start."""
+
+    @abstractmethod
+    def energy(self, state: State) -> Tensor:
+        """`(batch,)` hidden objective; its minimisers are the equilibria."""
+
+    @abstractmethod
+    def contraction(self, state: State | None = None) -> Certificate:
+        """`(batch,)` bound on the Lipschitz constant of `T`: global, or on `‖J‖` at a state."""
+
+    def readout(self, state: State) -> State:
+        """What the user gets from a state."""
+        return state
+
+    def linearize(self, state: State) -> Linearization:
+        """The derivative at `state`; by automatic differentiation unless a map knows better."""
+        return AutogradLinearization(self, state)
+
+    def gradient_map(self) -> tuple[Callable[[State], State], float]:
+        """A map that is a (proximal) gradient step of length `t ≤ 1`, and the factor `1/t`.
+
+        Accelerated gradient methods iterate this map; the factor turns its residual into an upper
+        bound of the residual of `T`.
+
+        Raises:
+            ConfigError: where the map is not known to be such a step.
+        """
+        raise ConfigError(f"{type(self).__name__} is no gradient step; use Anderson instead of Nesterov.")
+
+    def detach(self) -> Self:
+        """The same equation cut off from the autograd graph."""
+        return self.with_tensors(tuple(t.detach() for t in self.tensors))
+
+
+class AutogradLinearization(Linearization):
+    """Linearization of any equation by automatic differentiation of one evaluation."""
+
+    def __init__(self, equation: Equation, state: State) -> None:
+        with torch.enable_grad():
+            self._equation, self._state = equation, state
+            self._inputs = tuple(t.detach().requires_grad_() for t in tensors_of(state))
+            self._leaves = tuple(t.detach().requires_grad_() for t in equation.tensors)
+            output = equation.with_tensors(self._leaves)(like(state, self._inputs))
+            self._outputs = tensors_of(output)
+
+    def jvp(self, tangent: State) -> State:
+        return torch.func.jvp(self._equation.detach(), (self._state,), (tangent,))[1]
+
+    def vjp(self, cotangent: State) -> State:
+        gradients = torch.autograd.grad(
+            self._outputs,
+            self._inputs,
+            tensors_of(cotangent),
+            retain_graph=True,
+            allow_unused=True,
+            materialize_grads=True,
+        )
+        return like(cotangent, gradients)
+
+    def pullback(self, cotangent: State) -> Gradients:
+        return torch.autograd.grad(
+            self._outputs, self._leaves, tensors_of(cotangent), retain_graph=True, allow_unused=True
+        )
+
+
+def symmetric_psd(matvec: Callable[[State], State]) -> SymmetricForm:
+    """The symmetric form of a Jacobian that is symmetric itself."""
+    return SymmetricForm(matvec, enter=lambda g: g, leave=lambda v, g: v)
+
+
+def symmetrized(diagonal: State, matvec: Callable[[State], State]) -> SymmetricForm:
+    """The symmetric form of `J = D H` with diagonal `D ⪰ 0` and symmetric `H = matvec`.
+
+    `u = g + H D u` is solved as `(I - D^½ H D^½) v = D^½ g`, then `u = g + H D^½ v`.
+    """
+    root = map_state(torch.sqrt, diagonal)
+    return SymmetricForm(
+        matvec=lambda v: map_state(torch.mul, root, matvec(map_state(torch.mul, root, v))),
+        enter=lambda g: map_state(torch.mul, root, g),
+        leave=lambda v, g: map_state(torch.add, g, matvec(map_state(torch.mul, root, v))),
+    )

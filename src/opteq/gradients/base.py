@@ -1,0 +1,93 @@
+"""The interface of gradient methods and the node that puts them into the autograd graph."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opteq.equation import Equation, Gradients
+from opteq.results import SolveInfo, State, like, tensors_of
+
+Report = Callable[[SolveInfo], None]
+"""Receives how the solve of an adjoint equation went."""
+
+
+class GradientMethod(ABC):
+    """How to differentiate an equilibrium with respect to the tensors of its equation."""
+
+
+class AdjointMethod(GradientMethod, ABC):
+    """A gradient computed at the equilibrium alone, whatever way it was found."""
+
+    @abstractmethod
+    def pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:
+        """Gradients of `⟨cotangent, z*⟩` with respect to `equation.tensors`.
+
+        `equation` and `state` are cut off from the graph; `report` is called once per adjoint solve.
+        """
+
+
+class DirectMethod(GradientMethod, ABC):
+    """A gradient that comes from differentiating the very computation of the state."""
+
+    @abstractmethod
+    def run(self, equation: Equation) -> tuple[State, SolveInfo]:
+        """The state, attached to the graph of `equation.tensors`, and how the iteration went."""
+
+
+def attach(
+    method: AdjointMethod, equation: Equation, detached: Equation, state: State, report: Report
+) -> State:
+    """`state` with the gradient of `method` towards `equation.tensors`.
+
+    Differentiating twice raises `NotImplementedError`: the adjoint is solved for one cotangent and
+    its own derivative is not tracked.
+    """
+    if not (torch.is_grad_enabled() and any(t.requires_grad for t in equation.tensors)):
+        return state
+    outputs = _Equilibrium.apply(method, detached, state, report, *equation.tensors)
+    return like(state, outputs)
+
+
+class _Equilibrium(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, method: AdjointMethod, equation: Equation, state: State, report: Report, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        # Views, so that the outputs are not the very tensors that the equation may hold.
+        outputs = tuple(t.view_as(t) for t in tensors_of(state))
+        ctx.method, ctx.equation, ctx.state, ctx.report = method, equation, state, report
+        # Saved only for autograd's check that no one has changed them before the backward pass.
+        ctx.save_for_backward(*tensors)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        wants_graph = torch.is_grad_enabled()
+        cotangent = like(ctx.state, tuple(g.detach() for g in grad_outputs))
+        # The adjoint is solved in full precision, also where the forward pass ran under autocast.
+        with torch.no_grad(), torch.autocast(grad_outputs[0].device.type, enabled=False):
+            gradients = ctx.method.pullback(ctx.equation, ctx.state, cotangent, ctx.report)
+        if wants_graph:
+            gradients = tuple(None if g is None else _Once.apply(g, *tensors) for g in gradients)
+        return (None, None, None, None, *gradients)
+
+
+class _Once(torch.autograd.Function):
+    """The identity on the first argument; refuses to be differentiated."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *tensors: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
+        raise NotImplementedError(
+            "Second derivatives through an equilibrium are not available with this gradient method;"
+            " use gradient=Unrolled(steps), which differentiates to any order."
+        )

@@ -1,0 +1,233 @@
+"""`EquilibriumLayer`: a map, a solver and a gradient method as one `torch.nn.Module`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from opteq.equation import Equation
+from opteq.errors import ConfigError, ConvergenceError, NonFiniteError
+from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, attach
+from opteq.gradients.implicit import Implicit
+from opteq.maps.base import EquilibriumMap
+from opteq.results import Solution, SolveInfo, State, Trace, tensors_of
+from opteq.solvers.anderson import Anderson
+from opteq.solvers.base import Solver, row_norms, solve_fixed_point
+from opteq.solvers.space import Space
+
+_CURES = {
+    "forward": "Raise `max_steps`, loosen `tol`, or lower the norm of the operators.",
+    "adjoint": "Raise `max_steps` or loosen `tol` of Implicit(), or switch to gradient=Unrolled(steps).",
+}
+_NAMES = {"forward": "The equilibrium solve", "adjoint": "The adjoint solve of the backward pass"}
+
+
+class EquilibriumLayer(nn.Module):
+    """The equilibrium `z* = T(z*; x)` of a map, with gradients to the input and to all parameters.
+
+    Gradients work in train and in eval mode alike. There are no tensor hooks and no state is kept
+    between calls, so a layer may be shared, called several times before a backward pass, copied and
+    pickled.
+
+    Args:
+        map: the equilibrium map, which holds the parameters.
+        solver: how to find the equilibrium; `Anderson()` unless given.
+        gradient: how to differentiate it; `Implicit()` unless given.
+        on_unconverged: what to do when a sample, in the forward or in the adjoint solve, misses the
+            tolerance: `"count"` (see `solve_log`), `"warn"` or `"raise"`.
+
+    Raises:
+        ConfigError: for an unknown `on_unconverged`, objects of the wrong kind, or a solver beside
+            `Unrolled`, which replaces the solve.
+    """
+
+    def __init__(
+        self,
+        map: EquilibriumMap,
+        solver: Solver | None = None,
+        gradient: GradientMethod | None = None,
+        on_unconverged: str = "warn",
+    ) -> None:
+        super().__init__()
+        gradient = Implicit() if gradient is None else gradient
+        _expect(map, EquilibriumMap, "map", "an equilibrium map such as OptEqUnit(W, U)")
+        _expect(gradient, GradientMethod, "gradient", "a gradient method such as Implicit()")
+        if isinstance(gradient, DirectMethod):
+            if solver is not None:
+                raise ConfigError(f"{type(gradient).__name__} replaces the solve; leave out `solver`.")
+        else:
+            solver = Anderson() if solver is None else solver
+            _expect(solver, Solver, "solver", "a solver such as Anderson()")
+        if on_unconverged not in ("count", "warn", "raise"):
+            raise ConfigError(f"Expected `on_unconverged` to be count, warn or raise, got {on_unconverged!r}.")
+        self.map, self.solver, self.gradient = map, solver, gradient
+        self.on_unconverged = on_unconverged
+        self._logs: list[SolveLog] = []
+
+    def forward(self, x: State) -> State:
+        """The equilibrium's readout, a tensor (a tuple of tensors for maps of several branches).
+
+        Raises:
+            NonFiniteError: if `x` has NaN or infinite values; the message names the samples.
+            ShapeError: if `x` does not fit the map.
+            ConvergenceError: with `on_unconverged="raise"`, if a sample missed the tolerance.
+        """
+        return self._equilibrium(x)[0]
+
+    def solve(self, x: State, trace: bool = False) -> Solution:
+        """The equilibrium with the record of how it was reached; raises as `forward` does.
+
+        Args:
+            x: the input.
+            trace: also record residual and hidden objective along a plain iteration from the start.
+        """
+        value, info, equation = self._equilibrium(x)
+        steps = self.solver.max_steps if self.solver else info.evaluations
+        return Solution(value, info, trace_iteration(equation, steps) if trace else None)
+
+    def bind(self, x: State) -> Equation:
+        """The equation that is solved for `x`, for inspection, certificates and energies."""
+        _check_finite(x)
+        return self.map.bind(x)
+
+    def _equilibrium(self, x: State) -> tuple[State, SolveInfo, Equation]:
+        equation = self.bind(x)
+        if isinstance(self.gradient, DirectMethod):
+            state, info = self.gradient.run(equation)
+            self._report("forward", info)
+        else:
+            assert isinstance(self.gradient, AdjointMethod) and self.solver is not None
+            _check_autocast(self.solver, tensors_of(state0 := equation.initial())[0])
+            detached = equation.detach()
+            function, scale = detached.gradient_map() if self.solver.needs_gradient_map else (detached, 1.0)
+            state, info = solve_fixed_point(function, state0, self.solver, scale)
+            self._report("forward", info)
+            state = attach(self.gradient, equation, detached, state, self._report_adjoint)
+        return equation.readout(state), info, equation
+
+    def _report_adjoint(self, info: SolveInfo) -> None:
+        self._report("adjoint", info)
+
+    def _report(self, kind: str, info: SolveInfo) -> None:
+        for log in self._logs:
+            getattr(log, kind).add(info)
+        if self.on_unconverged == "count" or bool(info.converged.all()):
+            return
+        message = info.describe_failure(_NAMES[kind], _CURES[kind])
+        if self.on_unconverged == "raise":
+            raise ConvergenceError(message)
+        warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+    def __getstate__(self) -> dict:
+        # A copy does not go on writing into the logs of the original.
+        return {**super().__getstate__(), "_logs": []}  # type: ignore[misc]
+
+    def extra_repr(self) -> str:
+        return f"solver={self.solver}, gradient={self.gradient}"
+
+
+@torch.no_grad()
+def trace_iteration(equation: Equation, steps: int) -> Trace:
+    """Residual and hidden objective of `steps` plain iterations from the initial state."""
+    equation = equation.detach()
+    z = equation.initial()
+    space = Space(z)
+    residuals, energies = [], []
+    for _ in range(steps + 1):
+        following = equation(z)
+        flat = space.flatten(following)
+        size = row_norms(flat)
+        change = row_norms(flat - space.flatten(z))
+        residuals.append(change / size.clamp(min=torch.finfo(size.dtype).tiny))
+        if equation.has_energy:
+            energies.append(equation.energy(z))
+        z = following
+    return Trace(torch.stack(residuals, 1), torch.stack(energies, 1) if energies else None)
+
+
+@dataclass
+class SolveCounts:
+    """Totals over solves, detached from the graph.
+
+    Attributes:
+        samples: number of samples solved.
+        steps: map evaluations (or Jacobian products), summed over samples.
+        unconverged: samples that missed the tolerance.
+        residual_max: largest final relative residual.
+        evaluations: evaluations on whole batches.
+    """
+
+    samples: int = 0
+    steps: int = 0
+    unconverged: int = 0
+    residual_max: float = 0.0
+    evaluations: int = 0
+
+    @property
+    def steps_mean(self) -> float:
+        """Evaluations per sample."""
+        return self.steps / self.samples if self.samples else 0.0
+
+    def add(self, info: SolveInfo) -> None:
+        """Add one solve."""
+        self.samples += len(info.steps)
+        self.steps += int(info.steps.sum())
+        self.unconverged += int((~info.converged).sum())
+        self.residual_max = max(self.residual_max, float(info.residual.max()))
+        self.evaluations += info.evaluations
+
+
+@dataclass
+class SolveLog:
+    """Counters of the forward and of the adjoint solves."""
+
+    forward: SolveCounts = field(default_factory=SolveCounts)
+    adjoint: SolveCounts = field(default_factory=SolveCounts)
+
+
+@contextmanager
+def solve_log(module: nn.Module) -> Iterator[SolveLog]:
+    """Count the forward and adjoint solves of every `EquilibriumLayer` inside `module` while active."""
+    log = SolveLog()
+    layers = [m for m in module.modules() if isinstance(m, EquilibriumLayer)]
+    for layer in layers:
+        layer._logs.append(log)
+    try:
+        yield log
+    finally:
+        for layer in layers:
+            layer._logs = [other for other in layer._logs if other is not log]
+
+
+def _expect(value: object, kind: type, name: str, expected: str) -> None:
+    if not isinstance(value, kind):
+        raise ConfigError(f"Expected `{name}` to be {expected}, got {value!r}.")
+
+
+def _check_finite(x: State) -> None:
+    for tensor in tensors_of(x):
+        finite = torch.isfinite(tensor).reshape(len(tensor), -1).all(1)
+        if not bool(finite.all()):
+            bad = (~finite).nonzero()[:, 0].tolist()
+            shown = ", ".join(map(str, bad[:8])) + (", …" if len(bad) > 8 else "")
+            raise NonFiniteError(
+                f"Expected finite inputs, got NaN or infinite values in samples {shown}; clean or drop them."
+            )
+
+
+def _check_autocast(solver: Solver, state: Tensor) -> None:
+    device = state.device.type
+    if not torch.is_autocast_enabled(device):
+        return
+    dtype = torch.get_autocast_dtype(device)
+    floor = torch.finfo(dtype).eps
+    if solver.tol < floor:
+        raise ConfigError(
+            f"tol={solver.tol:g} cannot be reached under {str(dtype).removeprefix('torch.')} autocast;"
+            f" use at least {floor:.1g}, or leave autocast around this layer."
+        )

@@ -1,0 +1,96 @@
+"""The interface of equilibrium maps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from opteq.equation import Equation
+from opteq.errors import ConfigError, ShapeError
+from opteq.operators.base import LinearOperator
+from opteq.results import State
+
+
+class EquilibriumMap(nn.Module, ABC):
+    """The parameters of `T(z; x)`. It knows no input: `bind` gives the equation for one."""
+
+    @abstractmethod
+    def bind(self, x: State) -> Equation:
+        """The equation `z = T(z; x)` for a batch of inputs, attached to the autograd graph.
+
+        Raises:
+            ShapeError: if `x` does not fit.
+        """
+
+
+class Injection(nn.Module):
+    """`c = U x + b`, in the layout and dtype that equations iterate in.
+
+    Args:
+        operator: `U`, an opteq operator (needed for Lipschitz certificates) or any module.
+        channels: what `U` must produce.
+        bias: whether there is a `b`, one number per channel.
+
+    Raises:
+        ConfigError: if an opteq operator produces another number of channels.
+    """
+
+    def __init__(self, operator: nn.Module, channels: int, bias: bool) -> None:
+        super().__init__()
+        if not isinstance(operator, nn.Module):
+            raise ConfigError(f"Expected `U` to be an opteq operator or a torch module, got {operator!r}.")
+        if isinstance(operator, LinearOperator) and operator.out_channels != channels:
+            raise ConfigError(
+                f"Expected `U` to produce the {channels} channels that `W` produces, got {operator.out_channels}."
+            )
+        self.operator, self.channels = operator, channels
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+    def forward(self, x: State) -> Tensor:
+        if not isinstance(x, Tensor):
+            raise ShapeError(f"Expected `x` to be one tensor, got {type(x).__name__}.")
+        c = self.operator(x)
+        if c.dim() < 2 or c.shape[1] != self.channels:
+            raise ShapeError(f"Expected `U` to give (batch, {self.channels}, ...), got {tuple(c.shape)}.")
+        if self.bias is not None:
+            c = c + self.bias.view(-1, *[1] * (c.dim() - 2))
+        # Under autocast the operators run in low precision, the state does not.
+        if torch.is_autocast_enabled(c.device.type) and c.dtype in (torch.bfloat16, torch.float16):
+            c = c.float()
+        # Convolutions on the CPU are several times faster in this layout.
+        if c.dim() == 4 and c.device.type == "cpu":
+            c = c.contiguous(memory_format=torch.channels_last)
+        return c
+
+
+def expect_operator(operator: object, name: str) -> None:
+    """Raise a `ConfigError` unless `operator` is an opteq operator."""
+    if not isinstance(operator, LinearOperator):
+        kind = type(operator)
+        raise ConfigError(
+            f"Expected an opteq operator such as opteq.Conv2d for `{name}`, got {kind.__module__}.{kind.__name__}."
+        )
+
+
+def state_shape(operator: LinearOperator, injection: Tensor) -> tuple[int, ...]:
+    """Shape, without the batch, of the state whose image under `operator` is like `injection`.
+
+    Raises:
+        ShapeError: if the operator does not keep the spatial size.
+    """
+    shape = (operator.in_channels, *injection.shape[2:])
+    if operator.codomain(shape) != tuple(injection.shape[1:]):
+        raise ShapeError(
+            f"Expected `W` to produce {tuple(injection.shape[1:])} as `U` does, got {operator.codomain(shape)}."
+        )
+    return shape
+
+
+def zero_state(injection: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`(batch, *shape)` zeros in the dtype and layout of `injection`."""
+    z = injection.new_zeros(len(injection), *shape)
+    if z.dim() == 4 and injection.is_contiguous(memory_format=torch.channels_last):
+        z = z.contiguous(memory_format=torch.channels_last)
+    return z

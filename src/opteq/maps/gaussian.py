@@ -1,0 +1,125 @@
+"""The Gaussian kernel map of KerDEQ and GEQ."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from opteq.activations import Activation, get_activation
+from opteq.errors import ConfigError
+from opteq.maps.base import EquilibriumMap, Injection, expect_operator, state_shape, zero_state
+from opteq.maps.similarity import SimilarityEquation
+from opteq.objectives.gaussian import GaussianSimilarity
+from opteq.objectives.patches import Patches, WholeSample
+from opteq.operators.base import LinearOperator
+from opteq.operators.constraint import constrained_weights
+from opteq.results import State
+
+# The largest patch weight at the start is e^{-0.2} = 0.82 under the adaptive rule.
+_ADAPTIVE_NUMERATOR = 0.2
+# A patch that starts (nearly) at its injection must not make every other weight underflow.
+_SMALLEST_SHARE = 1e-2
+
+
+class GaussianMap(EquilibriumMap):
+    """`y = σ(Wᵀ merge(e^{-γ‖r_i W_h‖²} r_i W_h W_hᵀ))`, `r_i = patch_i(U x + b - W y)` (Xie et al. 2024, Alg. 1).
+
+    Without patches, `y = σ(e^{-γ‖c - W y‖²} Wᵀ(c - W y))`. Equilibria are stationary for
+    `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)` with the Gaussian similarity `S`.
+
+    `gamma="adaptive"` sets `γ = 0.2 / M` per sample, with `M` the smallest patch distance at the
+    start `y = 0`, so that the nearest patch starts with weight `e^{-0.2}`; `M` counts as at least a
+    hundredth of the mean distance. `γ` is constant during the solve and differentiated through,
+    unless `detach_gamma`.
+
+    State and readout: `y`, of shape `(batch, W.in_channels, ...)`.
+
+    Args:
+        W: opteq operator from the state to the mid channels.
+        U: opteq operator (or any module) from the input to the mid channels.
+        patches: how the mid channels are split; None for the plain kernel on the whole sample.
+        hidden: `c_hid`, columns of `W_h`, which is used with patches only.
+        gamma: a positive number or `"adaptive"`.
+        detach_gamma: treat the adaptive `γ` as a constant when differentiating.
+        activation: name of an activation in `opteq.activations`, or an object.
+        bias: whether there is a `b`.
+        max_norm: ceiling on `‖W‖₂`; `‖W_h‖₂` is kept below 1. `L_σ ‖W‖²‖W_h‖² < 1` makes the map a
+            contraction. None trusts the weights (both of them) to stay small by themselves.
+
+    Raises:
+        ConfigError: for a `W` that is no opteq operator, channels that do not match, or options out
+            of range.
+    """
+
+    def __init__(
+        self,
+        W: LinearOperator,
+        U: nn.Module,
+        patches: Patches | None = None,
+        hidden: int = 64,
+        gamma: float | str = "adaptive",
+        detach_gamma: bool = False,
+        activation: str | Activation = "relu",
+        bias: bool = True,
+        max_norm: float | None = 0.97,
+    ) -> None:
+        super().__init__()
+        expect_operator(W, "W")
+        if gamma != "adaptive" and not (isinstance(gamma, int | float) and gamma > 0):
+            raise ConfigError(f"Expected `gamma` to be a positive number or 'adaptive', got {gamma!r}.")
+        if patches is not None and W.out_channels % patches.channels:
+            raise ConfigError(
+                f"Expected the {W.out_channels} channels of `W` to divide into patches of {patches.channels}."
+            )
+        if hidden < 1:
+            raise ConfigError(f"Expected `hidden` to be at least 1, got {hidden}.")
+        if max_norm is not None and not max_norm > 0:
+            raise ConfigError(f"Expected `max_norm` to be positive or None, got {max_norm}.")
+        self.W = W
+        self.injection = Injection(U, W.out_channels, bias)
+        self.patches = WholeSample() if patches is None else patches
+        self.activation = get_activation(activation)
+        self.gamma, self.detach_gamma, self.max_norm = gamma, detach_gamma, max_norm
+        self.projection = None
+        if patches is not None:
+            d = patches.dimension
+            self.projection = nn.Parameter(torch.randn(d, hidden) / (math.sqrt(d) + math.sqrt(hidden)))
+
+    def bind(self, x: State) -> SimilarityEquation:
+        c = self.injection(x)
+        self.patches.check(c.shape)
+        shape = state_shape(self.W, c)
+        weights = constrained_weights(self.W, shape, self.max_norm)
+        gram = self._gram()
+        gamma = self._gamma(c, gram)
+        zero = zero_state(c, shape)
+        similarity = GaussianSimilarity(c, gamma, gram, weights, self.W, self.patches, zero, self.max_norm)
+        return SimilarityEquation(similarity, self.activation)
+
+    def _gram(self) -> Tensor | None:
+        """`G = W_h W_hᵀ` with `‖W_h‖₂ ≤ 1`."""
+        if self.projection is None:
+            return None
+        with torch.autocast(self.projection.device.type, enabled=False):
+            gram = self.projection @ self.projection.mT
+            if self.max_norm is None:
+                return gram
+            return gram / torch.linalg.matrix_norm(gram, 2).clamp(min=1.0)
+
+    def _gamma(self, c: Tensor, gram: Tensor | None) -> Tensor:
+        if isinstance(self.gamma, int | float):
+            return c.new_full((len(c),), float(self.gamma))
+        with torch.autocast(c.device.type, enabled=False):
+            start = self.patches.split(c)
+            distance = (start * (start if gram is None else start @ gram)).sum(-1)
+            floor = (_SMALLEST_SHARE * distance.mean(1)).clamp(min=torch.finfo(c.dtype).eps)
+            gamma = _ADAPTIVE_NUMERATOR / torch.maximum(distance.amin(1), floor)
+        return gamma.detach() if self.detach_gamma else gamma
+
+    def extra_repr(self) -> str:
+        return (
+            f"patches={self.patches}, gamma={self.gamma}, activation={self.activation},"
+            f" max_norm={self.max_norm}"
+        )

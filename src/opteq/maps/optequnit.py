@@ -1,0 +1,167 @@
+"""The one-layer OptEq unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from opteq.activations import Activation, get_activation
+from opteq.equation import Equation, Gradients, Linearization, symmetric_psd
+from opteq.errors import ConfigError
+from opteq.maps.base import EquilibriumMap, Injection, expect_operator, state_shape, zero_state
+from opteq.operators.base import LinearOperator, Weights
+from opteq.operators.constraint import constrained_norm_bound, constrained_weights
+from opteq.results import Certificate, State
+
+
+class OptEqUnit(EquilibriumMap):
+    """`T(z) = (1/μ) Wᵀ σ(W z + U x + b)`, the proximal operator of a convex function (Xie et al. 2022, Eq. 3).
+
+    `T = ∇ψ = prox_φ` with `ψ(z) = (1/μ) 1ᵀσ̃(W z + c)` and `φ = ψ* - ½‖·‖²`, provided that
+    `μ ≥ L_σ ‖W‖²` (Theorem 1). Equilibria minimise the smooth convex
+
+        Q(z) = ½‖z‖² - ψ(z),     ∇Q = z - T(z),     0 ⪯ ∇²Q ⪯ I.
+
+    State and readout: `z`, of shape `(batch, W.in_channels, ...)`.
+
+    Args:
+        W: opteq operator from the state to the hidden channels.
+        U: opteq operator (or any module) from the input to the hidden channels.
+        activation: name of an activation in `opteq.activations`, or an object.
+        bias: whether there is a `b`.
+        mu: `μ > 0`.
+        max_norm: ceiling `ζ` on `‖W‖₂`; `W` is scaled by `min(1, ζ/‖W‖)`. None trusts the weights to
+            stay small by themselves. A contraction needs `L_σ ζ² < μ`.
+
+    Raises:
+        ConfigError: for a `W` that is no opteq operator, channels that do not match, or options out
+            of range.
+    """
+
+    def __init__(
+        self,
+        W: LinearOperator,
+        U: nn.Module,
+        activation: str | Activation = "relu",
+        bias: bool = True,
+        mu: float = 1.0,
+        max_norm: float | None = 0.97,
+    ) -> None:
+        super().__init__()
+        expect_operator(W, "W")
+        if not mu > 0:
+            raise ConfigError(f"Expected `mu` to be positive, got {mu}.")
+        if max_norm is not None and not max_norm > 0:
+            raise ConfigError(f"Expected `max_norm` to be positive or None, got {max_norm}.")
+        self.W = W
+        self.injection = Injection(U, W.out_channels, bias)
+        self.activation = get_activation(activation)
+        self.mu, self.max_norm = float(mu), max_norm
+
+    def bind(self, x: State) -> OptEqEquation:
+        c = self.injection(x)
+        shape = state_shape(self.W, c)
+        weights = constrained_weights(self.W, shape, self.max_norm)
+        return OptEqEquation(c, weights, self.W, self.activation, self.mu, self.max_norm)
+
+    def extra_repr(self) -> str:
+        return f"activation={self.activation}, mu={self.mu}, max_norm={self.max_norm}"
+
+
+@dataclass(frozen=True, eq=False)
+class OptEqEquation(Equation):
+    """`z = (1/μ) Wᵀ σ(W z + c)` for one batch."""
+
+    injection: Tensor
+    weights: Weights
+    operator: LinearOperator
+    activation: Activation
+    mu: float
+    max_norm: float | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.injection, *self.weights)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        return replace(self, injection=tensors[0], weights=tuple(tensors[1:]))
+
+    def initial(self) -> Tensor:
+        return zero_state(self.injection, state_shape(self.operator, self.injection))
+
+    def preactivation(self, state: Tensor) -> Tensor:
+        """`W z + c`."""
+        return self.operator.matvec(self.weights, state) + self.injection
+
+    def pool(self, hidden: Tensor) -> Tensor:
+        """`(1/μ) Wᵀ y`, which carries a hidden state `y` to `z`."""
+        z = self.operator.rmatvec(self.weights, hidden).to(hidden.dtype)
+        return z if self.mu == 1 else z / self.mu
+
+    def __call__(self, state: State) -> Tensor:
+        assert isinstance(state, Tensor)
+        return self.pool(self.activation(self.preactivation(state)))
+
+    def energy(self, state: State) -> Tensor:
+        """`Q(z) = ½‖z‖² - (1/μ) 1ᵀσ̃(W z + c)`; at the equilibrium `Q(z*) = φ(z*)`."""
+        assert isinstance(state, Tensor)
+        potential = self.activation.potential(self.preactivation(state))
+        return 0.5 * state.square().flatten(1).sum(1) - potential.flatten(1).sum(1) / self.mu
+
+    def contraction(self, state: State | None = None) -> Certificate:
+        """`L_σ ‖W‖² / μ`, with `‖W‖` replaced by its bound; the same everywhere."""
+        shape = state_shape(self.operator, self.injection)
+        norm = constrained_norm_bound(self.operator, shape, self.max_norm)
+        value = (self.activation.lipschitz * norm.square() / self.mu).expand(len(self.injection))
+        return Certificate(value, "bound", ("The norm of W is bounded for this height and width.",))
+
+    def linearize(self, state: State) -> Linearization:
+        assert isinstance(state, Tensor)
+        return _OptEqLinearization(self, state)
+
+    def gradient_map(self) -> tuple[OptEqEquation, float]:
+        return self, 1.0
+
+    def hidden_energy(self, hidden: Tensor) -> Tensor:
+        """`φ`-valued energy of the reformulated form (Xie et al. 2024, Eq. 4), `(batch,)`.
+
+        `G(y)/μ` with `G(y) = 1ᵀf(y) + ½‖y‖² - ⟨c, y⟩ - ‖Wᵀy‖²/(2μ)`; `y = σ(W Wᵀy/μ + c)` is
+        stationary for it and `z = Wᵀy/μ` links the two forms. Infinite outside the range of `σ`.
+        """
+        z = self.pool(hidden)
+        terms = self.activation.penalty(hidden) + 0.5 * hidden.square() - self.injection * hidden
+        return terms.flatten(1).sum(1) / self.mu - 0.5 * z.square().flatten(1).sum(1)
+
+
+class _OptEqLinearization(Linearization):
+    """`J = (1/μ) WᵀDW` with `D = diag σ'(W z + c)`: symmetric, positive semidefinite."""
+
+    structure = "psd"
+
+    def __init__(self, equation: OptEqEquation, state: Tensor) -> None:
+        self._equation, self._state = equation, state
+        preactivation = equation.preactivation(state)
+        self._hidden = equation.activation(preactivation)
+        self._slope = equation.activation.derivative(preactivation)
+        self.symmetric = symmetric_psd(self.jvp)
+
+    def jvp(self, tangent: State) -> Tensor:
+        assert isinstance(tangent, Tensor)
+        return self._equation.pool(self._slope * self._lift(tangent))
+
+    vjp = jvp
+
+    def pullback(self, cotangent: State) -> Gradients:
+        # ⟨u, T(z)⟩ = ⟨W u, σ(W z + c)⟩/μ depends on W twice.
+        assert isinstance(cotangent, Tensor)
+        equation = self._equation
+        injection = self._slope * self._lift(cotangent) / equation.mu
+        outer = equation.operator.weight_gradient(equation.weights, cotangent, self._hidden / equation.mu)
+        inner = equation.operator.weight_gradient(equation.weights, self._state, injection)
+        return (injection, *map(torch.add, outer, inner))
+
+    def _lift(self, u: Tensor) -> Tensor:
+        return self._equation.operator.matvec(self._equation.weights, u)

@@ -1,0 +1,205 @@
+"""Image classifiers around equilibrium layers: stem, equilibrium, norm, pool, head."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opteq.errors import ConfigError, ShapeError
+from opteq.gradients.base import DirectMethod, GradientMethod
+from opteq.gradients.implicit import Implicit
+from opteq.layer import EquilibriumLayer
+from opteq.maps.base import EquilibriumMap
+from opteq.maps.gaussian import GaussianMap
+from opteq.maps.optequnit import OptEqUnit
+from opteq.objectives.patches import Patches
+from opteq.operators.conv import Conv2d
+from opteq.solvers.anderson import Anderson
+from opteq.solvers.base import Solver
+
+
+class EquilibriumClassifier(nn.Module):
+    """`x ↦ stem ↦ z* of each equilibrium layer in turn ↦ batch norm, average pool ↦ linear head`.
+
+    The subclasses choose the map. Images `(batch, in_channels, H, W)`, logits `(batch, classes)`.
+
+    Args:
+        maps: one equilibrium map per layer, all from and to `channels` channels.
+        in_channels: channels of the images.
+        classes: number of classes.
+        channels: channels of the equilibria.
+        padding: zeros added on every side of the image, so that its size divides as the stem needs.
+        downsamplings: number of stem convolutions of stride 2; each halves height and width.
+        pool: height and width that the equilibrium is averaged to before the head.
+        dropout: probability of dropping a feature before the head.
+        solver: solver of the layers; None with a gradient that replaces the solve.
+        gradient: gradient method of the layers.
+
+    Raises:
+        ConfigError: for numbers out of range.
+    """
+
+    def __init__(
+        self,
+        maps: list[EquilibriumMap],
+        in_channels: int,
+        classes: int,
+        channels: int,
+        padding: int = 0,
+        downsamplings: int = 0,
+        pool: int = 1,
+        dropout: float = 0.0,
+        solver: Solver | None = None,
+        gradient: GradientMethod | None = None,
+    ) -> None:
+        super().__init__()
+        if not maps:
+            raise ConfigError("Expected `depth` to be at least 1.")
+        if min(in_channels, classes, channels, pool) < 1 or min(padding, downsamplings) < 0:
+            raise ConfigError("Expected positive channels, classes and pool, and no negative padding or downsamplings.")
+        self.in_channels, self.classes = in_channels, classes
+        self.stem = _stem(in_channels, channels, padding, downsamplings)
+        gradient = Implicit(tol=1e-3) if gradient is None else gradient
+        if solver is None and not isinstance(gradient, DirectMethod):
+            solver = Anderson(tol=1e-3)
+        # Unconverged samples are counted by the training loop, which logs them.
+        self.equilibria = nn.Sequential(*(EquilibriumLayer(m, solver, gradient, "count") for m in maps))
+        self.norm = nn.BatchNorm2d(channels)
+        self.pool = pool
+        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(channels * pool**2, classes))
+
+    @property
+    def equilibrium_layers(self) -> list[EquilibriumLayer]:
+        """The equilibrium layers, first to last."""
+        return [m for m in self.modules() if isinstance(m, EquilibriumLayer)]
+
+    def features(self, x: Tensor) -> Tensor:
+        """`(batch, channels, h, w)` equilibrium of the last layer.
+
+        Raises:
+            ShapeError: if `x` is no batch of images with `in_channels` channels.
+            NonFiniteError: if `x` has NaN or infinite values.
+        """
+        if x.dim() != 4 or x.shape[1] != self.in_channels:
+            raise ShapeError(
+                f"Expected images of shape (batch, {self.in_channels}, height, width), got {tuple(x.shape)}."
+            )
+        return self.equilibria(self.stem(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`(batch, classes)` logits; raises as `features` does."""
+        pooled = F.adaptive_avg_pool2d(F.relu(self.norm(self.features(x))), self.pool)
+        return self.head(pooled.flatten(1))
+
+
+class OptEqClassifier(EquilibriumClassifier):
+    """A classifier of OptEq units `z = Wᵀσ(W z + U x + b)` with 3×3 convolutions `W` and `U`.
+
+    Args:
+        in_channels: channels of the images.
+        classes: number of classes.
+        channels: channels of the state `z`.
+        hidden: channels of `W z`.
+        depth: number of equilibrium layers.
+        activation: name of an activation in `opteq.activations`.
+        max_norm: ceiling on `‖W‖₂`, or None.
+        padding, downsamplings, pool, dropout, solver, gradient: see `EquilibriumClassifier`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        classes: int = 10,
+        channels: int = 32,
+        hidden: int = 64,
+        depth: int = 1,
+        activation: str = "relu",
+        max_norm: float | None = 0.97,
+        padding: int = 0,
+        downsamplings: int = 0,
+        pool: int = 1,
+        dropout: float = 0.0,
+        solver: Solver | None = None,
+        gradient: GradientMethod | None = None,
+    ) -> None:
+        maps: list[EquilibriumMap] = [
+            OptEqUnit(
+                Conv2d(channels, hidden, 3), Conv2d(channels, hidden, 3), activation, max_norm=max_norm
+            )
+            for _ in range(depth)
+        ]
+        super().__init__(
+            maps, in_channels, classes, channels, padding, downsamplings, pool, dropout, solver, gradient
+        )
+
+
+class GEQClassifier(EquilibriumClassifier):
+    """A classifier of Gaussian kernel maps with patches (GEQ, Xie et al. 2024), 3×3 convolutions `W` and `U`.
+
+    Args:
+        in_channels: channels of the images.
+        classes: number of classes.
+        channels: channels of the state `y`.
+        hidden: channels of `W y`, split into patches.
+        depth: number of equilibrium layers.
+        patch_channels: channels in a patch.
+        patch_size: height and width of a patch; must divide the state's.
+        patch_hidden: columns of the patch projection `W_h`.
+        gamma: a positive number or `"adaptive"`.
+        activation: name of an activation in `opteq.activations`.
+        max_norm: ceiling on `‖W‖₂`, or None.
+        padding, downsamplings, pool, dropout, solver, gradient: see `EquilibriumClassifier`.
+    """
+
+    def __init__(
+        self,
+        in_channels: int = 3,
+        classes: int = 10,
+        channels: int = 32,
+        hidden: int = 64,
+        depth: int = 1,
+        patch_channels: int = 8,
+        patch_size: int = 2,
+        patch_hidden: int = 64,
+        gamma: float | str = "adaptive",
+        activation: str = "relu",
+        max_norm: float | None = 0.97,
+        padding: int = 0,
+        downsamplings: int = 0,
+        pool: int = 1,
+        dropout: float = 0.0,
+        solver: Solver | None = None,
+        gradient: GradientMethod | None = None,
+    ) -> None:
+        maps: list[EquilibriumMap] = [
+            GaussianMap(
+                Conv2d(channels, hidden, 3),
+                Conv2d(channels, hidden, 3),
+                Patches(patch_channels, patch_size),
+                patch_hidden,
+                gamma,
+                activation=activation,
+                max_norm=max_norm,
+            )
+            for _ in range(depth)
+        ]
+        super().__init__(
+            maps, in_channels, classes, channels, padding, downsamplings, pool, dropout, solver, gradient
+        )
+
+
+def _stem(in_channels: int, channels: int, padding: int, downsamplings: int) -> nn.Sequential:
+    """Optional padding, then one 3×3 convolution per resolution, each with batch norm and ReLU."""
+    layers: list[nn.Module] = [nn.ZeroPad2d(padding)] if padding else []
+    steps = max(downsamplings, 1)
+    # Early resolutions are expensive, so the width doubles as the image halves.
+    widths = [max(channels >> (steps - 1 - i), 8) for i in range(steps - 1)] + [channels]
+    for width in widths:
+        stride = 2 if downsamplings else 1
+        layers += [
+            nn.Conv2d(in_channels, width, 3, stride=stride, padding=1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+        ]
+        in_channels = width
+    return nn.Sequential(*layers)

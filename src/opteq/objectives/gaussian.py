@@ -1,0 +1,154 @@
+"""The Gaussian similarity of KerDEQ and GEQ, plain and with patches."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from opteq.equation import Gradients
+from opteq.objectives.patches import Patches, WholeSample
+from opteq.objectives.similarity import Similarity, SimilarityLinearization
+from opteq.operators.base import LinearOperator, Weights
+from opteq.operators.constraint import constrained_norm_bound
+from opteq.results import Certificate
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianSimilarity(Similarity):
+    """`S(y) = (1/2γ) Σ_i exp(-γ d_i)`, `d_i = r_iᵀ G r_i`, `r_i = patch_i(c - W y)`.
+
+    `G = W_h W_hᵀ` is the Gram matrix of the patch projection (all that the map needs of `W_h`), or
+    None for the identity. With `e_i = exp(-γ d_i)`
+
+        ∇S(y) = Wᵀ merge(e_i G r_i)
+        ∇²S(y) = -Wᵀ A W,    A_i = e_i (G - 2γ G r_i r_iᵀ G).
+
+    (Xie et al. 2024, Eq. 7 and Algorithm 1; `c` lives where `W y` does.)
+
+    Attributes:
+        injection: `c`, `(batch, mid, ...)`.
+        gamma: `γ`, `(batch,)`.
+        gram: `G`, `(d, d)`, or None.
+        weights: constrained weights of `W`.
+        operator: `W`, from the state to the mid channels.
+        patches: how the mid channels are split.
+        zero: a zero state.
+        max_norm: the ceiling that `weights` obey, for the bound.
+    """
+
+    injection: Tensor
+    gamma: Tensor
+    gram: Tensor | None
+    weights: Weights
+    operator: LinearOperator
+    patches: Patches | WholeSample
+    zero: Tensor
+    max_norm: float | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        gram = () if self.gram is None else (self.gram,)
+        return (self.injection, self.gamma, *gram, *self.weights)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        injection, gamma, *rest = tensors
+        gram = None if self.gram is None else rest.pop(0)
+        return replace(self, injection=injection, gamma=gamma, gram=gram, weights=tuple(rest))
+
+    def initial(self) -> Tensor:
+        return self.zero
+
+    def value(self, y: Tensor) -> Tensor:
+        return self._at(y).weight.sum((1, 2)) / (2 * self.gamma)
+
+    def gradient(self, y: Tensor) -> Tensor:
+        at = self._at(y)
+        return self._pool(at.weight * at.projected)
+
+    def attention(self, y: Tensor) -> Tensor:
+        """Weights `e_i = exp(-γ d_i)` of the patches, `(batch, n)`: 1 where `W y` equals `c`."""
+        return self._at(y).weight[..., 0]
+
+    def linearize(self, y: Tensor) -> SimilarityLinearization:
+        return _GaussianLinearization(self, y)
+
+    def hessian_bound(self, y: Tensor | None = None) -> Certificate:
+        """`‖W‖²‖W_h‖²` everywhere; at `y`, times `max(e^{-u_min}, 2e^{-3/2})` with `u = γ d`.
+
+        On a patch `A_i` has, in the `G` metric, the eigenvalues `e^{-u}` and `(1 - 2u) e^{-u}`, and
+        `-2e^{-3/2} ≤ (1 - 2u) e^{-u} ≤ 1` with the minimum at `u = 3/2`.
+        """
+        scale = constrained_norm_bound(self.operator, tuple(self.zero.shape[1:]), self.max_norm).square()
+        if self.gram is not None:
+            scale = scale * torch.linalg.matrix_norm(self.gram.detach().double(), 2) * (1 + 1e-12)
+        factor = torch.ones(len(self.injection), dtype=torch.float64, device=self.injection.device)
+        if y is not None:
+            closest = self._at(y).weight.detach().double().amax((1, 2))
+            factor = closest.clamp(min=2 * math.exp(-1.5))
+        return Certificate(scale * factor, "bound", ("The norm of W is bounded for this height and width.",))
+
+    def _at(self, y: Tensor) -> _Distances:
+        return _Distances(self, self.split(self.injection - self.operator.matvec(self.weights, y)))
+
+    def split(self, hidden: Tensor) -> Tensor:
+        """Patches of a tensor in mid-channel space, `(batch, n, d)`."""
+        return self.patches.split(hidden)
+
+    def project(self, patches: Tensor) -> Tensor:
+        """`G r` for every patch."""
+        return patches if self.gram is None else patches @ self.gram
+
+    def _pool(self, patches: Tensor) -> Tensor:
+        return self.operator.rmatvec(self.weights, self.patches.merge(patches, self.injection)).to(patches.dtype)
+
+
+class _Distances:
+    """Residual patches `r`, their projections `G r`, distances `d = rᵀGr` and weights `e^{-γd}`."""
+
+    def __init__(self, similarity: GaussianSimilarity, residual: Tensor) -> None:
+        self.residual = residual
+        self.projected = similarity.project(residual)
+        self.distance = (residual * self.projected).sum(-1, keepdim=True)
+        self.weight = torch.exp(-similarity.gamma[:, None, None] * self.distance)
+
+
+class _GaussianLinearization(SimilarityLinearization):
+    def __init__(self, similarity: GaussianSimilarity, y: Tensor) -> None:
+        self._similarity, self._y = similarity, y
+        self._at = similarity._at(y)
+
+    def product(self, v: Tensor) -> Tensor:
+        lifted = self._lift(v)
+        return -self._similarity._pool(self._curvature(lifted, self._similarity.project(lifted)))
+
+    def pullback(self, u: Tensor) -> Gradients:
+        # ⟨u, ∇S⟩ = Σ e_i q_iᵀG r_i with q = patch(W u); r, G, γ and W enter as below.
+        s, at = self._similarity, self._at
+        lifted = self._lift(u)
+        projected = s.project(lifted)
+        overlap = (projected * at.residual).sum(-1, keepdim=True)
+        injection = s.patches.merge(self._curvature(lifted, projected), s.injection)
+        gamma = -(at.distance * at.weight * overlap).sum((1, 2))
+        outer = s.operator.weight_gradient(
+            s.weights, u, s.patches.merge(at.weight * at.projected, s.injection)
+        )
+        inner = s.operator.weight_gradient(s.weights, self._y, -injection)
+        weights = tuple(map(torch.add, outer, inner))
+        if s.gram is None:
+            return (injection, gamma, *weights)
+        drift = at.weight * (lifted - s.gamma[:, None, None] * overlap * at.residual)
+        gram = torch.einsum("bni,bnj->ij", drift, at.residual)
+        return (injection, gamma, gram, *weights)
+
+    def _lift(self, v: Tensor) -> Tensor:
+        return self._similarity.split(self._similarity.operator.matvec(self._similarity.weights, v))
+
+    def _curvature(self, lifted: Tensor, projected: Tensor) -> Tensor:
+        """`A q` for patches `q` with `G q = projected`."""
+        at, gamma = self._at, self._similarity.gamma[:, None, None]
+        overlap = (lifted * at.projected).sum(-1, keepdim=True)
+        return at.weight * (projected - 2 * gamma * overlap * at.projected)

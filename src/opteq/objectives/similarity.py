@@ -1,0 +1,63 @@
+"""Similarities: the part of a hidden objective that couples state and injection.
+
+A kernel equilibrium model is its similarity `S(y; c)`: the equilibrium of `y = σ(∇_y S(y; c))` is
+stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y; c)` (Xie et al. 2024, Eq. 5).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Self
+
+from torch import Tensor
+
+from opteq.equation import Gradients
+from opteq.results import Certificate
+
+
+class SimilarityLinearization(ABC):
+    """The second derivative of a similarity at one state."""
+
+    @abstractmethod
+    def product(self, v: Tensor) -> Tensor:
+        """Hessian-vector product `∇²S v`."""
+
+    @abstractmethod
+    def pullback(self, u: Tensor) -> Gradients:
+        """Gradients of `⟨u, ∇S(y)⟩` with respect to the similarity's `tensors`."""
+
+
+class Similarity(ABC):
+    """`S(y; c)` with everything that depends on the input bound into it, for one batch. Immutable.
+
+    States `y` have shape `(batch, ...)`; values are per sample, `(batch,)`.
+    """
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor that `∇S` depends on differentiably."""
+
+    @abstractmethod
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        """The same similarity with other values of `tensors`."""
+
+    @abstractmethod
+    def initial(self) -> Tensor:
+        """A zero state of the right shape and layout."""
+
+    @abstractmethod
+    def value(self, y: Tensor) -> Tensor:
+        """`S(y; c)`, `(batch,)`."""
+
+    @abstractmethod
+    def gradient(self, y: Tensor) -> Tensor:
+        """`∇_y S(y; c)`."""
+
+    @abstractmethod
+    def linearize(self, y: Tensor) -> SimilarityLinearization:
+        """The Hessian at `y`."""
+
+    @abstractmethod
+    def hessian_bound(self, y: Tensor | None = None) -> Certificate:
+        """`(batch,)` bound on `‖∇²S‖₂`: everywhere, or at a state."""

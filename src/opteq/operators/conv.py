@@ -1,0 +1,76 @@
+"""Stride-1 two-dimensional convolutions with their exact adjoint."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opteq.errors import ConfigError
+from opteq.operators.base import LinearOperator, Weights
+
+
+class Conv2d(LinearOperator):
+    """Zero-padded "same" convolution of stride 1: `(batch, in, H, W) ↦ (batch, out, H, W)`.
+
+    The weight has shape `(out, in / groups, k, k)` as in `torch.nn.Conv2d`. The adjoint is again such
+    a convolution, with channels exchanged and the kernel turned by 180°.
+
+    Raises:
+        ConfigError: if `kernel_size` is even or `groups` does not divide both channel numbers.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3, groups: int = 1) -> None:
+        super().__init__()
+        if min(in_channels, out_channels, kernel_size, groups) < 1:
+            raise ConfigError("Expected positive channel numbers, `kernel_size` and `groups`.")
+        if kernel_size % 2 == 0:
+            raise ConfigError(f"Expected an odd `kernel_size` (to keep height and width), got {kernel_size}.")
+        if in_channels % groups or out_channels % groups:
+            raise ConfigError(
+                f"Expected `groups` to divide both channel numbers, got {groups} for"
+                f" {in_channels} and {out_channels}."
+            )
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.kernel_size, self.groups = kernel_size, groups
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, kernel_size, kernel_size))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    @property
+    def weights(self) -> Weights:
+        return (self.weight,)
+
+    def matvec(self, weights: Weights, x: Tensor) -> Tensor:
+        return F.conv2d(x, weights[0], padding=self.kernel_size // 2, groups=self.groups)
+
+    def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
+        return F.conv_transpose2d(y, weights[0], padding=self.kernel_size // 2, groups=self.groups)
+
+    def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
+        gradient = torch.nn.grad.conv2d_weight(
+            x, weights[0].shape, y, padding=self.kernel_size // 2, groups=self.groups
+        )
+        return (gradient,)
+
+    def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.out_channels, *domain[1:])
+
+    def compute_norm_bound(self, domain: tuple[int, ...]) -> Tensor:
+        """Norm of the circular convolution on a torus with room for the padding.
+
+        Embedding the zero-padded image into a torus of `H + k - 1` by `W + k - 1` pixels and cropping
+        the result makes the zero-padded convolution a compression of the circular one, whose norm is
+        the largest spectral norm among the `(out, in)` matrices of its Fourier transform (the idea of
+        Sedghi et al. 2019). A compression cannot have the larger norm.
+        """
+        size = [n + self.kernel_size - 1 for n in domain[1:]]
+        kernel = self.weight.double().unflatten(0, (self.groups, -1))
+        # A real kernel's transform is symmetric, so half of the frequencies suffice.
+        transform = torch.fft.rfft2(kernel, s=size).permute(0, 3, 4, 1, 2)
+        return torch.linalg.matrix_norm(transform, 2).max() * (1 + 1e-12)
+
+    def extra_repr(self) -> str:
+        groups = f", groups={self.groups}" if self.groups > 1 else ""
+        return f"{self.in_channels}, {self.out_channels}, {self.kernel_size}{groups}"

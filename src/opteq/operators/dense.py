@@ -1,0 +1,50 @@
+"""Dense matrices."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opteq.errors import ConfigError
+from opteq.operators.base import LinearOperator, Weights
+
+
+class Dense(LinearOperator):
+    """`x ↦ x Aᵀ` on vectors `(batch, in_channels)`, with `A` of shape `(out_channels, in_channels)`.
+
+    Raises:
+        ConfigError: if a size is not positive.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int) -> None:
+        super().__init__()
+        if min(in_channels, out_channels) < 1:
+            raise ConfigError(f"Expected positive sizes, got {in_channels} and {out_channels}.")
+        self.in_channels, self.out_channels = in_channels, out_channels
+        self.weight = nn.Parameter(torch.empty(out_channels, in_channels))
+        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+
+    @property
+    def weights(self) -> Weights:
+        return (self.weight,)
+
+    def matvec(self, weights: Weights, x: Tensor) -> Tensor:
+        return F.linear(x, weights[0])
+
+    def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
+        return F.linear(y, weights[0].mT)
+
+    def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
+        return (y.mT @ x,)
+
+    def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
+        return (self.out_channels,)
+
+    def compute_norm_bound(self, domain: tuple[int, ...]) -> Tensor:
+        return torch.linalg.matrix_norm(self.weight.double(), 2) * (1 + 1e-12)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}"

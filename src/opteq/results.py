@@ -1,0 +1,108 @@
+"""What a solve returns: the value, how it was reached and, on request, its history."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opteq.errors import ShapeError
+
+# One tensor of shape (batch, ...) or, for models of several branches, one such tensor per branch.
+State = Tensor | tuple[Tensor, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SolveInfo:
+    """How an iteration went, sample by sample.
+
+    Attributes:
+        residuals: `(batch, steps)` relative residuals `‖T(z)-z‖ / ‖T(z)‖`; NaN after a sample stopped.
+        steps: `(batch,)` number of map evaluations a sample needed.
+        converged: `(batch,)` whether the tolerance was reached.
+        evaluations: number of evaluations of the map on the whole batch.
+    """
+
+    residuals: Tensor
+    steps: Tensor
+    converged: Tensor
+    evaluations: int
+
+    @property
+    def residual(self) -> Tensor:
+        """`(batch,)` last residual of each sample; infinite where no finite one was seen."""
+        seen = torch.isfinite(self.residuals)
+        last = seen.cumsum(1).argmax(1)
+        value = self.residuals.gather(1, last[:, None])[:, 0]
+        return torch.where(seen.any(1), value, torch.full_like(value, torch.inf))
+
+    def describe_failure(self, what: str, cure: str) -> str:
+        """One sentence about the samples that did not converge and what to do."""
+        failed = (~self.converged).nonzero()[:, 0].tolist()
+        shown = ", ".join(map(str, failed[:8])) + (", …" if len(failed) > 8 else "")
+        return (
+            f"{what} did not reach its tolerance for {len(failed)} of {len(self.converged)} samples"
+            f" (indices {shown}) after {self.evaluations} evaluations;"
+            f" largest relative residual {self.residual.max().item():.2g}. {cure}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Residual and hidden objective along a plain (Picard) iteration from the initial state.
+
+    Attributes:
+        residual: `(batch, steps + 1)` relative residual at each iterate.
+        energy: `(batch, steps + 1)` hidden objective at each iterate, or None for maps without one.
+    """
+
+    residual: Tensor
+    energy: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """An equilibrium: the readout `value`, the `SolveInfo` and, on request, the `Trace`."""
+
+    value: State
+    info: SolveInfo
+    trace: Trace | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """A number together with what it can be trusted for.
+
+    Attributes:
+        value: `(batch,)` or scalar tensor.
+        kind: `"exact"`, `"bound"` (never below the true value) or `"estimate"` (may lie below it).
+        assumptions: the conditions under which `kind` is true, one sentence each.
+    """
+
+    value: Tensor
+    kind: str
+    assumptions: tuple[str, ...] = ()
+
+
+def tensors_of(state: State) -> tuple[Tensor, ...]:
+    """The tensors of a state as a tuple, one per branch."""
+    return (state,) if isinstance(state, Tensor) else state
+
+
+def like(state: State, tensors: tuple[Tensor, ...]) -> State:
+    """`tensors` in the form of `state`: bare for one tensor, a tuple for branches."""
+    return tensors[0] if isinstance(state, Tensor) else tensors
+
+
+def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
+    """Apply `function` branch by branch.
+
+    Raises:
+        ShapeError: if the states have different numbers of branches.
+    """
+    columns = [tensors_of(s) for s in (state, *others)]
+    if len({len(c) for c in columns}) != 1:
+        raise ShapeError(f"Expected states with {len(columns[0])} branches, got {[len(c) for c in columns]}.")
+    return like(state, tuple(function(*row) for row in zip(*columns, strict=True)))

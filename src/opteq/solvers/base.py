@@ -1,0 +1,115 @@
+"""The interface of fixed-point solvers and the one loop that runs them all."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from opteq.errors import ConfigError
+from opteq.results import SolveInfo, State
+from opteq.solvers.space import Space
+
+Stepper = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""`(x, f, g) ↦ next x` with `f = T(x)` and `g = f - x`, all of shape `(batch, n)`."""
+
+
+class Solver(ABC):
+    """A method for `z = T(z)`: immutable options plus the rule for the next iterate.
+
+    Attributes:
+        tol: relative residual `‖T(z)-z‖ / ‖T(z)‖` at which a sample stops.
+        max_steps: most evaluations of the map.
+        needs_gradient_map: whether the method is sound only if `z - T(z)` is the gradient of a convex
+            function with Lipschitz constant 1.
+    """
+
+    tol: float
+    max_steps: int
+    needs_gradient_map = False
+
+    @abstractmethod
+    def start(self, x: Tensor) -> Stepper:
+        """A fresh stepper for iterates like `x`; it owns all that changes during a solve."""
+
+
+def check_tolerance(tol: float, dtype: torch.dtype) -> None:
+    """Refuse a tolerance that rounding would keep out of reach.
+
+    Raises:
+        ConfigError: if `tol` is below ten times the machine epsilon of `dtype`.
+    """
+    floor = 10 * torch.finfo(dtype).eps
+    if not tol >= floor:
+        raise ConfigError(
+            f"tol={tol:g} cannot be reached in {str(dtype).removeprefix('torch.')};"
+            f" use at least {floor:.1g} or a wider dtype."
+        )
+
+
+def row_norms(x: Tensor) -> Tensor:
+    """`(batch,)` Euclidean norms of the rows, in float32 at least."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    return torch.linalg.vector_norm(x, dim=1, dtype=wide)
+
+
+@torch.no_grad()
+def solve_fixed_point(
+    function: Callable[[State], State], initial: State, solver: Solver, residual_scale: float = 1.0
+) -> tuple[State, SolveInfo]:
+    """Solve `z = T(z)` for every sample of a batch.
+
+    A sample stops on its own: the iterate whose residual met the tolerance is its result, whatever the
+    rest of the batch goes on doing. A sample whose iterates stop being finite keeps its last finite
+    iterate and counts as not converged; one that runs out of steps keeps its last iterate.
+
+    Args:
+        function: the map `T`.
+        initial: where to start.
+        solver: the method with its options.
+        residual_scale: factor on residuals, for a map that is a damped form of the one to be solved.
+
+    Raises:
+        ConfigError: if the tolerance is below what the dtype can resolve.
+    """
+    space = Space(initial)
+    x = space.flatten(initial)
+    check_tolerance(solver.tol, x.dtype)
+    advance = solver.start(x)
+    previous = x
+    result: Tensor | None = None
+    active = torch.ones(len(x), dtype=torch.bool, device=x.device)
+    converged = torch.zeros_like(active)
+    steps = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    history: list[Tensor] = []
+
+    for step in range(solver.max_steps):
+        f = space.flatten(function(space.restore(x)))
+        g = f - x
+        size = row_norms(f)
+        residual = residual_scale * row_norms(g) / size.clamp(min=torch.finfo(size.dtype).tiny)
+        broken = ~torch.isfinite(residual)
+        history.append(torch.where(active & ~broken, residual, torch.nan))
+        steps += active
+        stops = active & ((residual <= solver.tol) | broken)
+        converged |= stops & ~broken
+        last = step == solver.max_steps - 1 or bool((stops == active).all())
+        leaving = active if last else stops
+        if last or bool(stops.any()):
+            kept = x
+            if bool(broken.any()):
+                kept = torch.where(torch.isfinite(x).all(1, keepdim=True), x, previous)
+            if result is None:
+                result = kept if last else torch.where(leaving[:, None], kept, torch.zeros_like(kept))
+            else:
+                result = torch.where(leaving[:, None], kept, result)
+            active = active & ~stops
+        if last:
+            break
+        previous, x = x, advance(x, f, g)
+
+    assert result is not None  # max_steps is at least 1
+    info = SolveInfo(torch.stack(history, dim=1), steps, converged, len(history))
+    return space.restore(result), info

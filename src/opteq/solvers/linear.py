@@ -1,0 +1,105 @@
+"""Solvers for the linear systems of implicit differentiation, one system per sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from opteq.results import SolveInfo
+from opteq.solvers.base import check_tolerance, row_norms
+
+Matvec = Callable[[Tensor], Tensor]
+
+
+
+def _scale(b: Tensor) -> Tensor:
+    size = row_norms(b)
+    return torch.where(size > 0, size, 1.0)
+
+
+@torch.no_grad()
+def conjugate_gradients(matvec: Matvec, b: Tensor, tol: float, max_steps: int) -> tuple[Tensor, SolveInfo]:
+    """Solve `A x = b` for symmetric positive-definite `A` (Hestenes and Stiefel 1952).
+
+    Starts from `x = 0`; `matvec` and `b` work on flat `(batch, n)` matrices. A sample that has reached
+    `‖b - A x‖ ≤ tol ‖b‖` no longer changes.
+
+    Raises:
+        ConfigError: if the tolerance is below what the dtype can resolve.
+    """
+    check_tolerance(tol, b.dtype)
+    scale = _scale(b)
+    x, r = torch.zeros_like(b), b
+    p, rr = r, row_norms(r).square()
+    relative = rr.sqrt() / scale
+    steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
+    active = ~(relative <= tol)
+    history, evaluations = [relative], 0
+    while evaluations < max_steps and bool(active.any()):
+        ap = matvec(p)
+        evaluations += 1
+        steps += active
+        curvature = torch.linalg.vecdot(p, ap).to(rr.dtype)
+        alpha = torch.where(active & (curvature > 0), rr / curvature, 0.0).to(b.dtype)[:, None]
+        x = torch.addcmul(x, alpha, p)
+        r = torch.addcmul(r, alpha, ap, value=-1)
+        new_rr = row_norms(r).square()
+        relative = new_rr.sqrt() / scale
+        history.append(torch.where(active, relative, torch.nan))
+        # No curvature means that the matrix is not positive definite (or not finite): stop there.
+        active = active & ~(relative <= tol) & (curvature > 0)
+        beta = torch.where(active, new_rr / rr, 0.0).to(b.dtype)[:, None]
+        p = torch.addcmul(r, beta, p)
+        rr = new_rr
+    return x, SolveInfo(torch.stack(history, dim=1), steps, relative <= tol, evaluations)
+
+
+@torch.no_grad()
+def gmres(matvec: Matvec, b: Tensor, tol: float, max_steps: int) -> tuple[Tensor, SolveInfo]:
+    """Solve `A x = b` by the generalised minimal residual method (Saad and Schultz 1986), unrestarted.
+
+    Starts from `x = 0`; keeps one basis vector per step. The Arnoldi basis is built with modified
+    Gram-Schmidt applied twice; the small least-squares problems are solved in float64. A sample's
+    solution is the one of the step at which it reached the tolerance.
+
+    Raises:
+        ConfigError: if the tolerance is below what the dtype can resolve.
+    """
+    check_tolerance(tol, b.dtype)
+    batch = len(b)
+    scale = _scale(b)
+    basis = [b / scale.to(b.dtype)[:, None]]
+    hessenberg = torch.zeros(batch, max_steps + 1, max_steps, dtype=torch.float64, device=b.device)
+    coefficients = torch.zeros(batch, max_steps, dtype=torch.float64, device=b.device)
+    target = torch.zeros(batch, max_steps + 1, 1, dtype=torch.float64, device=b.device)
+    target[:, 0, 0] = row_norms(b).double() / scale.double()
+    relative = target[:, 0, 0].clone()
+    active = ~(relative <= tol)
+    steps = torch.zeros(batch, dtype=torch.long, device=b.device)
+    history, evaluations = [relative], 0
+    while evaluations < max_steps and bool(active.any()):
+        k = evaluations
+        w = matvec(basis[k])
+        evaluations += 1
+        steps += active
+        stacked = torch.stack(basis, dim=1)
+        for _ in range(2):
+            overlap = torch.bmm(stacked, w[:, :, None])
+            w = w - torch.bmm(overlap.mT, stacked)[:, 0]
+            hessenberg[:, : k + 1, k] += overlap[..., 0].double()
+        length = row_norms(w)
+        hessenberg[:, k + 1, k] = length.double()
+        basis.append(w / torch.where(length > 0, length, 1.0).to(w.dtype)[:, None])
+        system, rhs = hessenberg[:, : k + 2, : k + 1], target[:, : k + 2]
+        solution = torch.linalg.pinv(torch.nan_to_num(system)) @ rhs
+        residual = (rhs - system @ solution).norm(dim=(1, 2))
+        relative = torch.where(active, residual, relative)
+        coefficients[:, : k + 1] = torch.where(active[:, None], solution[..., 0], coefficients[:, : k + 1])
+        history.append(torch.where(active, relative, torch.nan))
+        active = active & ~(relative <= tol) & torch.isfinite(relative)
+    x = torch.zeros_like(b)
+    for k in range(evaluations):
+        x = x + (coefficients[:, k, None] * scale.double()[:, None]).to(b.dtype) * basis[k]
+    return x, SolveInfo(torch.stack(history, dim=1), steps, relative <= tol, evaluations)

@@ -1,0 +1,49 @@
+"""States seen as one matrix with a row per sample."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opteq.results import State, like, tensors_of
+
+
+class Space:
+    """The shapes and memory layout of a state, and its flat form `(batch, n)`.
+
+    A state of one tensor, contiguous or channels-last, is flattened and restored without a copy.
+    The branches of a state of several tensors are laid side by side.
+    """
+
+    def __init__(self, example: State) -> None:
+        self._example = example
+        self._layouts = [_Layout(t) for t in tensors_of(example)]
+
+    def flatten(self, state: State) -> Tensor:
+        """`(batch, n)` matrix of `state`, a view where the layout allows it."""
+        rows = [layout.flatten(t) for layout, t in zip(self._layouts, tensors_of(state), strict=True)]
+        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+
+    def restore(self, flat: Tensor) -> State:
+        """The state of a `(batch, n)` matrix; the inverse of `flatten`."""
+        parts = flat.split([layout.size for layout in self._layouts], dim=1)
+        tensors = tuple(layout.restore(p) for layout, p in zip(self._layouts, parts, strict=True))
+        return like(self._example, tensors)
+
+
+class _Layout:
+    def __init__(self, example: Tensor) -> None:
+        self.shape = example.shape[1:]
+        self.size = self.shape.numel()
+        self.channels_last = example.dim() == 4 and example.is_contiguous(memory_format=torch.channels_last)
+
+    def flatten(self, tensor: Tensor) -> Tensor:
+        if self.channels_last:
+            tensor = tensor.permute(0, 2, 3, 1)
+        return tensor.reshape(tensor.shape[0], -1)
+
+    def restore(self, rows: Tensor) -> Tensor:
+        if self.channels_last:
+            channels, height, width = self.shape
+            return rows.unflatten(1, (height, width, channels)).permute(0, 3, 1, 2)
+        return rows.unflatten(1, self.shape) if len(self.shape) != 1 else rows
