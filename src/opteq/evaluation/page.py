@@ -1,0 +1,118 @@
+"""The parts of a self-contained HTML page. Every text that comes in is escaped."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable
+from html import escape
+
+from matplotlib.figure import Figure
+
+from opteq.plots.style import to_svg
+
+_CSS = """
+:root { color-scheme: light dark; --paper: #f6f7f9; --card: #ffffff; --ink: #111827;
+  --soft: #5b6472; --line: #e2e5ea; --accent: #0072b2; }
+@media (prefers-color-scheme: dark) {
+  :root { --paper: #14171c; --card: #1d2127; --ink: #eceff4; --soft: #a3acba; --line: #333a44;
+    --accent: #6cb8e6; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink);
+  font: 15px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
+main { max-width: 1080px; margin: 0 auto; padding: 40px 24px 56px; }
+h1 { font-size: 28px; line-height: 1.25; margin: 0; overflow-wrap: anywhere; }
+h2 { font-size: 19px; margin: 44px 0 4px; }
+p { margin: 4px 0 14px; max-width: 76ch; color: var(--soft); overflow-wrap: anywhere; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); gap: 12px;
+  margin: 24px 0 0; padding: 0; }
+.tiles div { background: var(--card); border: 1px solid var(--line); border-radius: 10px;
+  padding: 12px 16px; }
+dt { color: var(--soft); font-size: 13px; }
+dd { margin: 2px 0 0; font-size: 20px; font-weight: 650; white-space: nowrap;
+  font-variant-numeric: tabular-nums; }
+.row { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; }
+figure { flex: 0 1 auto; min-width: 0; margin: 12px 0 0; padding: 14px 16px; background: #ffffff;
+  color: #374151; border: 1px solid var(--line); border-radius: 10px; }
+figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+figcaption { font-size: 13px; margin-top: 8px; max-width: 90ch; }
+/* A caption in a row takes the width of its picture instead of widening the card. */
+.row figcaption { width: 0; min-width: 100%; }
+.missing { margin-top: 16px; border-left: 4px solid #d55e00; padding: 4px 14px; color: var(--ink); }
+details { margin-top: 44px; }
+summary { cursor: pointer; font-weight: 650; }
+pre { overflow-x: auto; padding: 14px 16px; background: var(--card);
+  border: 1px solid var(--line); border-radius: 10px; font-size: 13px; line-height: 1.45; }
+footer { margin-top: 44px; border-top: 1px solid var(--line); padding-top: 10px;
+  color: var(--soft); font-size: 13px; }
+@media print {
+  :root { --paper: #ffffff; --card: #ffffff; --ink: #000000; --soft: #444444; --line: #cccccc; }
+  main { max-width: none; padding: 0; }
+  figure, .tiles div { break-inside: avoid; }
+  h2, h2 + p { break-after: avoid; }
+  details { display: none; } }
+"""
+
+
+def page(title: str, subtitle: str, parts: Iterable[str], footer: str) -> str:
+    """A whole document around `parts`, which are HTML already."""
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{_CSS}</style>
+</head>
+<body>
+<main>
+<h1>{escape(title)}</h1>
+<p>{escape(subtitle)}</p>
+{"".join(parts)}
+<footer>{escape(footer)}</footer>
+</main>
+</body>
+</html>
+"""
+
+
+def section(heading: str, explanation: str, *parts: str) -> str:
+    """A headed section around `parts`, which are HTML already."""
+    head = f"<h2>{escape(heading)}</h2>\n"
+    if explanation:
+        head += f"<p>{escape(explanation)}</p>\n"
+    return f"<section>\n{head}{''.join(parts)}</section>\n"
+
+
+def tiles(numbers: Iterable[tuple[str, str]]) -> str:
+    """Headline numbers: pairs of a name and a value."""
+    cells = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>\n" for name, value in numbers
+    )
+    return f'<dl class="tiles">\n{cells}</dl>\n'
+
+
+def image(figure: Figure, description: str) -> str:
+    """A figure, embedded in the page; `description` is its caption."""
+    data = base64.b64encode(to_svg(figure)).decode("ascii")
+    # A CSS inch has 96 pixels: shown at this width, text has the size it was drawn at.
+    width = round(figure.get_figwidth() * 96)
+    text = escape(description)
+    return (
+        f'<figure><img width="{width}" alt="{text}" src="data:image/svg+xml;base64,{data}">'
+        f"<figcaption>{text}</figcaption></figure>\n"
+    )
+
+
+def side_by_side(*parts: str) -> str:
+    """Put `parts` in a row where the page is wide enough."""
+    return f'<div class="row">\n{"".join(parts)}</div>\n'
+
+
+def missing(explanation: str) -> str:
+    """Say which part is missing, and why."""
+    return f'<p class="missing">{escape(explanation)}</p>\n'
+
+
+def folded(heading: str, text: str) -> str:
+    """Preformatted text that unfolds on a click."""
+    return f"<details><summary>{escape(heading)}</summary><pre>{escape(text)}</pre></details>\n"

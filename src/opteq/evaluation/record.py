@@ -1,0 +1,262 @@
+"""One pass over a test set, and the record of it that figures are drawn from."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from opteq.errors import ConfigError, NonFiniteError, ShapeError
+from opteq.evaluation.images import Normalization, displayable
+from opteq.evaluation.scores import Reliability, confusion_matrix, reliability
+from opteq.evaluation.trace import Traces, trace
+from opteq.files import write_beside
+from opteq.layer import solve_log
+
+SHOWN_SAMPLES = 8
+TRACED_SAMPLES = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """Test images with what the network said about them.
+
+    Attributes:
+        images: `(n, height, width, 1 or 3)` in [0, 1], ready to show.
+        labels: `(n,)` true classes.
+        predictions: `(n,)` predicted classes.
+        confidences: `(n,)` probability of the predicted class.
+    """
+
+    images: NDArray[np.float32]
+    labels: NDArray[np.int64]
+    predictions: NDArray[np.int64]
+    confidences: NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class TestRecord:
+    """What a network did on a test set.
+
+    Attributes:
+        class_names: one name per class.
+        labels: `(samples,)` true classes.
+        predictions: `(samples,)` predicted classes.
+        confidences: `(samples,)` probability of the predicted class.
+        ranks: `(samples,)` place of the true class among the sorted logits; 0 is right.
+        solves: number of equilibria solved (samples × equilibrium layers).
+        unconverged: how many of them did not reach their tolerance.
+        solver_steps_mean: steps per solve.
+        residual_max: largest relative residual left by a solve.
+        right: rightly classified samples, drawn at random.
+        mistakes: the most confident mistakes, the most confident first.
+        traces: iterations and equilibria of samples drawn at random.
+    """
+
+    class_names: tuple[str, ...]
+    labels: NDArray[np.int64]
+    predictions: NDArray[np.int64]
+    confidences: NDArray[np.float32]
+    ranks: NDArray[np.int64]
+    solves: int
+    unconverged: int
+    solver_steps_mean: float
+    residual_max: float
+    right: Samples
+    mistakes: Samples
+    traces: Traces
+
+    def accuracy(self, top: int = 1) -> float:
+        """Share of samples whose true class is among the `top` likeliest."""
+        return float((self.ranks < top).mean())
+
+    @property
+    def confusion(self) -> NDArray[np.int64]:
+        """`(classes, classes)` counts: row = true class, column = predicted class."""
+        return confusion_matrix(self.labels, self.predictions, len(self.class_names))
+
+    @property
+    def reliability(self) -> Reliability:
+        """Accuracy as a function of confidence; its `error` is the expected calibration error."""
+        return reliability(self.confidences, self.ranks == 0)
+
+    def save(self, path: Path) -> None:
+        """Write the record as a compressed `.npz` of plain arrays."""
+        arrays: dict[str, Any] = {}
+        for name, value in asdict(self).items():
+            if isinstance(value, dict):
+                arrays |= {f"{name}.{key}": array for key, array in value.items()}
+            else:
+                arrays[name] = value
+        with write_beside(path) as file:
+            np.savez_compressed(file, **arrays)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read a record that `save` wrote. Nothing in the file is executed.
+
+        Raises:
+            ConfigError: if the file is missing or is not such a record.
+        """
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
+                arrays = {name: stored[name] for name in stored.files}
+            return cls(
+                class_names=tuple(map(str, arrays["class_names"])),
+                labels=arrays["labels"],
+                predictions=arrays["predictions"],
+                confidences=arrays["confidences"],
+                ranks=arrays["ranks"],
+                solves=int(arrays["solves"]),
+                unconverged=int(arrays["unconverged"]),
+                solver_steps_mean=float(arrays["solver_steps_mean"]),
+                residual_max=float(arrays["residual_max"]),
+                right=Samples(**_group(arrays, "right.")),
+                mistakes=Samples(**_group(arrays, "mistakes.")),
+                traces=Traces(**_group(arrays, "traces.")),
+            )
+        except FileNotFoundError:
+            raise ConfigError(f"No test record at {path}: evaluate the run first.") from None
+        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+            raise ConfigError(
+                f"{path} is not a complete test record ({error}): evaluate the run again."
+            ) from error
+
+
+def _group(arrays: dict[str, NDArray], prefix: str) -> dict[str, NDArray]:
+    """The arrays whose names start with `prefix`, without it."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
+
+
+class _Best:
+    """The `size` samples of highest score among all that were offered, the highest first."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.columns: tuple[Tensor, ...] = ()
+
+    def offer(self, scores: Tensor, *columns: Tensor) -> None:
+        """Offer samples: `scores` of shape `(n,)` and any tensors of shape `(n, ...)` beside."""
+        rows = (scores, *columns)
+        if self.columns:
+            rows = tuple(torch.cat(pair) for pair in zip(self.columns, rows, strict=True))
+        best = rows[0].argsort(descending=True, stable=True)[: self.size]
+        self.columns = tuple(column[best] for column in rows)
+
+
+def evaluate(
+    network: nn.Module,
+    loader: Iterable[Sequence[Tensor]],
+    class_names: Sequence[str],
+    normalization: Normalization,
+    device: torch.device | str,
+) -> TestRecord:
+    """Run `network` once over a test set and record what it did.
+
+    The network is left on `device` and in the mode (train or eval) it was in.
+
+    Args:
+        network: maps images `(batch, channels, height, width)` to logits `(batch, classes)`.
+        loader: batches `(images, labels)`.
+        class_names: one name per class.
+        normalization: mean and standard deviation that were applied to the images, each a number
+            or one per channel; undone to show them.
+        device: where to run.
+
+    Raises:
+        ConfigError: if the test set is empty or holds labels without a class name.
+        ShapeError: if the logits do not fit the class names.
+        NonFiniteError: if the network answers NaN or infinity.
+    """
+    names = tuple(class_names)
+    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+    # A generator of its own: the choice of samples neither depends on nor disturbs global seeds.
+    generator = torch.Generator().manual_seed(0)
+    right, mistakes, traced = _Best(SHOWN_SAMPLES), _Best(SHOWN_SAMPLES), _Best(TRACED_SAMPLES)
+    rows: list[tuple[Tensor, ...]] = []
+
+    was_training = network.training
+    network.eval().to(device)
+    try:
+        with torch.no_grad():
+            with solve_log(network) as log:
+                for images, labels in loader:
+                    logits = network(images.to(device=device, dtype=dtype)).float().cpu()
+                    labels = labels.cpu()
+                    _check(logits, labels, names)
+                    # One stable order for all scores, so that ties cannot make them disagree.
+                    order = logits.argsort(dim=1, descending=True, stable=True)
+                    predictions = order[:, 0]
+                    confidences = logits.softmax(1).gather(1, predictions[:, None])[:, 0]
+                    ranks = (order == labels[:, None]).int().argmax(1)
+                    rows.append((labels, predictions, confidences, ranks))
+
+                    lot = torch.rand(len(labels), generator=generator)
+                    hit = ranks == 0
+                    sample = (images.cpu(), labels, predictions, confidences)
+                    right.offer(lot[hit], *(column[hit] for column in sample))
+                    mistakes.offer(confidences[~hit], *(column[~hit] for column in sample))
+                    traced.offer(lot, images.cpu())
+            if not rows:
+                raise ConfigError("The test set is empty: give at least one image to evaluate on.")
+            images = traced.columns[1]
+            traces = trace(network, images.to(device=device, dtype=dtype), normalization)
+    finally:
+        network.train(was_training)
+
+    labels, predictions, confidences, ranks = (
+        torch.cat(column).numpy() for column in zip(*rows, strict=True)
+    )
+    return TestRecord(
+        class_names=names,
+        labels=labels,
+        predictions=predictions,
+        confidences=confidences,
+        ranks=ranks,
+        solves=log.forward.samples,
+        unconverged=log.forward.unconverged,
+        solver_steps_mean=log.forward.steps_mean,
+        residual_max=log.forward.residual_max,
+        right=_samples(right, normalization),
+        mistakes=_samples(mistakes, normalization),
+        traces=traces,
+    )
+
+
+def _check(logits: Tensor, labels: Tensor, names: tuple[str, ...]) -> None:
+    """Refuse answers and labels that no score can be computed from."""
+    if logits.shape != (len(labels), len(names)):
+        raise ShapeError(
+            f"Expected logits of shape ({len(labels)}, {len(names)}), one per class name,"
+            f" got {tuple(logits.shape)}."
+        )
+    if not torch.isfinite(logits).all():
+        bad = int((~torch.isfinite(logits)).any(1).sum())
+        raise NonFiniteError(
+            f"The network answered NaN or infinity for {bad} of {len(logits)} images"
+            " of a test batch: training has diverged; lower the learning rate or use an earlier"
+            " checkpoint."
+        )
+    if labels.min() < 0 or labels.max() >= len(names):
+        raise ConfigError(
+            f"Expected test labels from 0 to {len(names) - 1}, one per class name,"
+            f" got {int(labels.min())} to {int(labels.max())}."
+        )
+
+
+def _samples(best: _Best, normalization: Normalization) -> Samples:
+    """The kept samples in a form to store."""
+    _, images, labels, predictions, confidences = best.columns
+    return Samples(
+        images=displayable(images, normalization),
+        labels=labels.numpy(),
+        predictions=predictions.numpy(),
+        confidences=confidences.numpy(),
+    )

@@ -1,0 +1,58 @@
+"""Scores of a classifier, as plain functions of NumPy arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def confusion_matrix(labels: NDArray, predictions: NDArray, classes: int) -> NDArray[np.int64]:
+    """`(classes, classes)` counts: row = true class, column = predicted class."""
+    pairs = np.asarray(labels) * classes + np.asarray(predictions)
+    return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+@dataclass(frozen=True, slots=True)
+class Reliability:
+    """How often a classifier is right, as a function of how sure it says it is.
+
+    Attributes:
+        edges: `(bins + 1,)` borders of the confidence bins; a bin holds its upper border.
+        counts: `(bins,)` number of samples in each bin.
+        confidence: `(bins,)` mean confidence in each bin, NaN where it is empty.
+        accuracy: `(bins,)` share of right predictions in each bin, NaN where it is empty.
+    """
+
+    edges: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    confidence: NDArray[np.float64]
+    accuracy: NDArray[np.float64]
+
+    @property
+    def error(self) -> float:
+        """Expected calibration error (Guo et al. 2017, eq. 3).
+
+        `Σ_b counts_b / samples · |accuracy_b - confidence_b|`
+        """
+        gap = np.nan_to_num(np.abs(self.accuracy - self.confidence))
+        return float(np.average(gap, weights=self.counts))
+
+
+def reliability(confidences: NDArray, correct: NDArray, bins: int = 15) -> Reliability:
+    """Bin predictions by confidence, in `bins` intervals of equal width (Guo et al. 2017).
+
+    Args:
+        confidences: `(samples,)` probability given to the predicted class, in [0, 1].
+        correct: `(samples,)` whether the prediction is right.
+        bins: number of intervals.
+    """
+    edges = np.linspace(0.0, 1.0, bins + 1)
+    which = np.digitize(confidences, edges[1:-1], right=True)
+    counts = np.bincount(which, minlength=bins)
+    # An empty bin has no mean: NaN says so, and the division by zero is meant.
+    with np.errstate(invalid="ignore"):
+        confidence = np.bincount(which, weights=confidences, minlength=bins) / counts
+        accuracy = np.bincount(which, weights=correct, minlength=bins) / counts
+    return Reliability(edges, counts, confidence, accuracy)

@@ -1,0 +1,104 @@
+"""How an equilibrium layer reaches its equilibrium, image by image."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from opteq.evaluation.images import Normalization, displayable
+from opteq.layer import EquilibriumLayer
+from opteq.results import State, map_state, tensors_of
+
+SHOWN_CHANNELS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Traces:
+    """Iterations and equilibria of the first equilibrium layer, for a few images.
+
+    A network without such a layer has the traces of zero images (`n = 0`).
+
+    Attributes:
+        images: `(n, height, width, 1 or 3)` in [0, 1].
+        residual: `(n, steps + 1)` relative residual along a plain iteration.
+        energy: `(n, steps + 1)` hidden objective along it, `(n, 0)` for maps that have none.
+        rms: `(n, h, w)` root mean square over the channels of the equilibrium.
+        channels: `(n, k, h, w)` the `k` channels that vary most, the same ones for every image.
+        channel_indices: `(k,)` which channels these are.
+    """
+
+    images: NDArray[np.float32]
+    residual: NDArray[np.float64]
+    energy: NDArray[np.float64]
+    rms: NDArray[np.float32]
+    channels: NDArray[np.float32]
+    channel_indices: NDArray[np.int64]
+
+
+def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> Traces:
+    """Follow the equilibrium layer that `network` calls first, on its way to its equilibria.
+
+    Of an equilibrium of several branches the first one is kept.
+
+    Args:
+        network: maps `images` to anything.
+        images: `(n, channels, height, width)`, normalised.
+        normalization: the mean and standard deviation that were applied to `images`.
+    """
+    call = _first_call(network, images)
+    if call is None:
+        return _no_traces()
+    layer, x = call
+    # In float64 on the CPU: near its minimum the objective changes by less than float32 resolves.
+    layer = copy.deepcopy(layer).cpu().double()
+    layer.on_unconverged = "count"  # The network's own pass has said it already.
+    solution = layer.solve(map_state(lambda t: t.cpu().double(), x), trace=True)
+    assert solution.trace is not None
+    state = tensors_of(solution.value)[0]
+    # A dense state has no height and width: it is shown as a strip, one pixel per unit.
+    maps = state if state.ndim == 4 else state.flatten(1)[:, None, None, :]
+    spread = maps.var(dim=(0, 2, 3), correction=0)
+    shown = spread.argsort(descending=True, stable=True)[:SHOWN_CHANNELS]
+    energy = solution.trace.energy
+    return Traces(
+        images=displayable(images, normalization),
+        residual=solution.trace.residual.numpy(),
+        energy=np.zeros((len(images), 0)) if energy is None else energy.numpy(),
+        rms=maps.square().mean(1).sqrt().float().numpy(),
+        channels=maps[:, shown].float().numpy(),
+        channel_indices=shown.numpy(),
+    )
+
+
+def _first_call(network: nn.Module, images: Tensor) -> tuple[EquilibriumLayer, State] | None:
+    """The first equilibrium layer that `network(images)` calls and its input, if it calls one."""
+    calls: list[tuple[EquilibriumLayer, State]] = []
+
+    def note(layer: EquilibriumLayer, inputs: tuple[State, ...]) -> None:
+        calls.append((layer, inputs[0]))
+
+    layers = [module for module in network.modules() if isinstance(module, EquilibriumLayer)]
+    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        network(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return calls[0] if calls else None
+
+
+def _no_traces() -> Traces:
+    nothing = np.zeros((0, 0))
+    picture = np.zeros((0, 1, 1), np.float32)
+    return Traces(
+        images=picture[..., None],
+        residual=nothing,
+        energy=nothing,
+        rms=picture,
+        channels=picture[:, None],
+        channel_indices=np.zeros(0, np.int64),
+    )

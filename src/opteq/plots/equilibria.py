@@ -1,0 +1,43 @@
+"""Pictures of equilibria beside the images they belong to."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from opteq.evaluation.trace import Traces
+from opteq.plots.samples import show_image
+from opteq.plots.style import SEQUENTIAL, new_figure, styled
+
+
+@styled
+def draw_equilibria(traces: Traces) -> Figure:
+    """Draw one column per image: the input, the size of its equilibrium and a few channels."""
+    count, shown = len(traces.images), len(traces.channel_indices)
+    figure = new_figure(1.35 * count + 0.9, 1.35 * (2 + shown) + 0.2)
+    grid = figure.subplots(2 + shown, count, squeeze=False)
+    for column in range(count):
+        show_image(grid[0, column], traces.images[column])
+        show_state(grid[1, column], traces.rms[column], float(traces.rms.max()))
+        for row in range(shown):
+            # One colour scale per channel, so that images can be compared.
+            channel = traces.channels[:, row]
+            show_state(grid[2 + row, column], channel[column], float(channel.max()), float(channel.min()))
+    names = ["input", "z*, RMS over\nchannels"]
+    names += [f"z*, channel {index}" for index in traces.channel_indices]
+    for axes, name in zip(grid[:, 0], names, strict=True):
+        name_row(axes, name)
+    return figure
+
+
+def show_state(axes: Axes, state: NDArray, highest: float, lowest: float = 0.0) -> None:
+    """Show `(h, w)` on a colour scale from `lowest` to `highest`, without ticks."""
+    axes.imshow(state, cmap=SEQUENTIAL, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto")
+    axes.set_box_aspect(1)
+    axes.axis("off")
+
+
+def name_row(axes: Axes, name: str) -> None:
+    """Write `name` to the left of `axes`."""
+    axes.text(-0.12, 0.5, name, transform=axes.transAxes, ha="right", va="center", fontsize=8.5)

@@ -1,0 +1,36 @@
+"""One compact picture of an evaluated network."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from opteq.errors import ConfigError
+from opteq.evaluation.record import TestRecord
+from opteq.plots.convergence import draw_curves
+from opteq.plots.equilibria import name_row, show_state
+from opteq.plots.samples import show_image
+from opteq.plots.style import new_figure, styled
+
+
+@styled
+def draw_overview(record: TestRecord) -> Figure:
+    """Draw a row of inputs, their equilibria, and the curves along the way to them.
+
+    Raises:
+        ConfigError: if the network has no equilibrium layer, hence nothing to draw.
+    """
+    traces = record.traces
+    count = len(traces.images)
+    if count == 0:
+        raise ConfigError("The record holds no equilibria: the network has no equilibrium layer.")
+    figure = new_figure(9.0, 5.4)
+    halves = figure.add_gridspec(2, 1, height_ratios=[1.25, 1])
+    pictures, curves = (figure.add_subfigure(half) for half in halves)
+    grid = pictures.subplots(2, count, squeeze=False)
+    for column in range(count):
+        show_image(grid[0, column], traces.images[column])
+        show_state(grid[1, column], traces.rms[column], float(traces.rms.max()))
+    name_row(grid[0, 0], "input")
+    name_row(grid[1, 0], "equilibrium z*\n(RMS over\nchannels)")
+    draw_curves(curves, traces.residual, traces.energy)
+    return figure

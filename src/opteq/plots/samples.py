@@ -1,0 +1,41 @@
+"""Test images with the class a network gave them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+
+from opteq.evaluation.record import Samples
+from opteq.plots.style import GREEN, ORANGE, literal, new_figure, styled
+
+_COLUMNS = 8
+
+
+@styled
+def draw_samples(samples: Samples, class_names: Sequence[str]) -> Figure:
+    """Draw each image below its prediction and confidence; mistakes name the true class as well."""
+    count = len(samples.images)
+    rows = -(-count // _COLUMNS)
+    figure = new_figure(1.2 * _COLUMNS, 1.6 * rows)
+    grid = figure.subplots(rows, _COLUMNS, squeeze=False)
+    for axes in grid.flat:
+        axes.axis("off")
+    for index, axes in enumerate(grid.flat[:count]):
+        show_image(axes, samples.images[index])
+        predicted, true = int(samples.predictions[index]), int(samples.labels[index])
+        right = predicted == true
+        name = literal(class_names[predicted], longest=14)
+        title = f"{'✓' if right else '✗'} {name}\n{samples.confidences[index]:.1%}"
+        if not right:
+            title += f"\ntrue: {literal(class_names[true], longest=12)}"
+        axes.set_title(title, fontsize=7.5, fontweight="normal", color=GREEN if right else ORANGE)
+    return figure
+
+
+def show_image(axes: Axes, image: NDArray) -> None:
+    """Show `(height, width, 1 or 3)` in [0, 1] without ticks, every pixel a square."""
+    axes.imshow(image, cmap="gray", vmin=0, vmax=1, interpolation="nearest")
+    axes.axis("off")

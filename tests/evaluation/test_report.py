@@ -1,0 +1,150 @@
+import base64
+import json
+import re
+from html.parser import HTMLParser
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from torch import nn
+
+import opteq.evaluation.record as records
+from opteq.errors import ConfigError
+from opteq.evaluation.page import folded, image, missing, page, section, tiles
+from opteq.evaluation.report import write_report
+from opteq.plots.style import new_figure
+
+SUMMARY = {
+    "dataset": "<i>set</i>",
+    "model": "OptEq & friends",
+    "parameters": 12345,
+    "test_accuracy": 0.9876,
+    "solver_steps_mean": 7.25,
+    "residual_max": 9.1e-05,
+    "unconverged": 3,
+    "seconds_train": 725.2,
+    "images_per_second": 3120.4,
+    "peak_memory_mb": 512.3,
+}
+METRICS = "epoch,step,train_loss,val_loss,val_accuracy\n0,9,2.0,,\n0,9,,1.5,\n1,19,1.0,1.2,\n"
+
+
+class Page(HTMLParser):
+    """The tags of a page, the addresses they point to, and its text (from the body on)."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.addresses, self.text = [], [], ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        names = ("src", "srcset", "href", "data", "action")
+        self.addresses += [value for name, value in attrs if name in names]
+
+    def handle_data(self, data):
+        if self.tags[-1:] != ["style"]:
+            self.text += data
+
+
+@pytest.fixture
+def run(tmp_path):
+    folder = tmp_path / "a&b"
+    folder.mkdir()
+    (folder / "summary.json").write_text(json.dumps(SUMMARY))
+    (folder / "metrics.csv").write_text(METRICS)
+    (folder / "config.yaml").write_text("note: <script>alert(1)</script>\n")
+    return folder
+
+
+def test_the_page_is_self_contained_escaped_and_complete(run, network, data):
+    path = write_report(run, network, data)
+    shown = Page(path)
+    assert path == run / "report.html"
+
+    images = [a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]
+    assert shown.addresses == images
+    assert len(images) == 7
+    for address in images:
+        svg = ElementTree.fromstring(base64.b64decode(address.partition(",")[2]))
+        assert svg.tag.endswith("svg")
+    source = re.sub(r"base64,[\w+/=]+", "", path.read_text(encoding="utf-8"))
+    assert "http:" not in source
+    assert "https:" not in source
+    assert "url(" not in source
+    assert "@import" not in source
+
+    assert not {"script", "i", "b"} & set(shown.tags)
+    for text in ("a&b", "<i>set</i>", "OptEq & friends", "<script>alert(1)</script>"):
+        assert text in shown.text
+    for number in ("98.76%", "12,345", "7.2", "9.1e-05", "12 min 05 s", "3,120 images/s", "512 MB"):
+        assert number in shown.text
+    assert "missing" not in shown.text.lower()
+
+
+def test_the_record_and_the_picture_lie_beside_the_page(run, network, data):
+    write_report(run, network, data)
+    record = records.TestRecord.load(run / "record.npz")
+    np.testing.assert_array_equal(record.labels, data.labels.numpy())
+    assert record.class_names == tuple(data.class_names)
+    assert (run / "equilibrium.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_page_says_what_is_missing(run, network, data):
+    (run / "summary.json").unlink()
+    (run / "metrics.csv").unlink()
+    (run / "config.yaml").unlink()
+    text = Page(write_report(run, network, data)).text
+    assert "summary.json is missing" in text
+    assert "metrics.csv is missing" in text
+    accuracy = records.TestRecord.load(run / "record.npz").accuracy()
+    assert f"{accuracy:.2%}" in text
+
+
+def test_a_run_without_curves_says_so(run, network, data):
+    (run / "metrics.csv").write_text("epoch,step,val_loss\n")
+    assert "no training curves yet" in Page(write_report(run, network, data)).text
+
+
+def test_a_network_without_equilibria_and_a_single_class(run, data):
+    data.class_names = ["only"]
+    data.labels.zero_()
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(108, 1))
+    text = Page(write_report(run, plain, data)).text
+    assert "no equilibrium layer" in text
+    assert "90 of 90 test images" in text
+    assert not (run / "equilibrium.png").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("summary.json", '{"parameters": 12', r"summary\.json is not valid JSON"),
+        ("summary.json", "[1, 2]", "one JSON object, got list"),
+        ("summary.json", '{"parameters": "many"}', "`parameters` in summary.json .*'many'"),
+        ("metrics.csv", "loss\n1\n", "columns `epoch` and `step`"),
+    ],
+)
+def test_a_malformed_file_is_named(run, network, data, name, content, message):
+    (run / name).write_text(content)
+    with pytest.raises(ConfigError, match=message):
+        write_report(run, network, data)
+
+
+EVIL = '"><b>bold</b>'
+
+
+@pytest.mark.parametrize(
+    "html",
+    [
+        page(EVIL, EVIL, [], EVIL),
+        section(EVIL, EVIL),
+        tiles([(EVIL, EVIL)]),
+        image(new_figure(1, 1), EVIL),
+        missing(EVIL),
+        folded(EVIL, EVIL),
+    ],
+)
+def test_every_part_of_a_page_escapes_its_text(html):
+    assert "<b>" not in html
+    assert "&quot;&gt;&lt;b&gt;bold" in html

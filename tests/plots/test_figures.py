@@ -1,0 +1,193 @@
+"""Each figure is drawn (warnings are errors) and its artists are compared with the data."""
+
+import dataclasses
+
+import matplotlib
+import numpy as np
+import pytest
+
+import opteq.evaluation.record as records
+from opteq.errors import ConfigError
+from opteq.evaluation.scores import reliability
+from opteq.evaluation.trace import Traces
+from opteq.plots.calibration import draw_calibration
+from opteq.plots.confusion import draw_confusion
+from opteq.plots.convergence import draw_convergence
+from opteq.plots.equilibria import draw_equilibria
+from opteq.plots.overview import draw_overview
+from opteq.plots.samples import draw_samples
+from opteq.plots.style import literal, to_svg
+from opteq.plots.training import draw_training
+
+
+def make_samples(count, channels=3):
+    rng = np.random.default_rng(0)
+    return records.Samples(
+        images=rng.random((count, 5, 6, channels), dtype=np.float32),
+        labels=np.arange(count) % 2,
+        predictions=np.arange(count) // 2 % 2,
+        confidences=rng.random(count, dtype=np.float32),
+    )
+
+
+def make_traces(count=3, size=(4, 5), energy=True):
+    rng = np.random.default_rng(1)
+    fall = 0.5 ** np.arange(12) * (1 + rng.random((count, 1)))
+    return Traces(
+        images=rng.random((count, 8, 8, 1), dtype=np.float32),
+        residual=fall,
+        energy=fall**2 - 7 if energy else np.zeros((count, 0)),
+        rms=rng.random((count, *size), dtype=np.float32),
+        channels=rng.standard_normal((count, 2, *size)).astype(np.float32),
+        channel_indices=np.array([5, 0]),
+    )
+
+
+def make_record(traces):
+    return records.TestRecord(
+        class_names=("a", "b"),
+        labels=np.array([0, 1]),
+        predictions=np.array([0, 0]),
+        confidences=np.array([0.9, 0.6], np.float32),
+        ranks=np.array([0, 1]),
+        solves=2,
+        unconverged=0,
+        solver_steps_mean=6.0,
+        residual_max=1e-5,
+        right=make_samples(1),
+        mistakes=make_samples(1),
+        traces=traces,
+    )
+
+
+def pictures(figure):
+    return [image.get_array() for axes in figure.axes for image in axes.get_images()]
+
+
+def titles(figure):
+    return [axes.get_title() for axes in figure.axes if axes.get_title()]
+
+
+def test_confusion_shows_counts_and_shares_of_the_true_class():
+    confusion = np.array([[8, 2, 0], [0, 5, 0], [0, 0, 0]])
+    figure = draw_confusion(confusion, ["<b>", "$a_$ $b^", "c" * 90])
+    to_svg(figure)
+    counts = {text.get_position(): text.get_text() for text in figure.axes[0].texts}
+    assert counts == {(0, 0): "8", (1, 0): "2", (1, 1): "5"}
+    (share,) = figure.axes[0].get_images()
+    np.testing.assert_allclose(share.get_array(), [[0.8, 0.2, 0], [0, 1, 0], [0, 0, 0]])
+
+
+@pytest.mark.parametrize("classes", [1, 2, 30, 120])
+def test_confusion_of_any_number_of_classes(classes):
+    figure = draw_confusion(np.eye(classes, dtype=int) * 3, [f"class {i}" for i in range(classes)])
+    to_svg(figure)
+    assert len(figure.axes[0].texts) == (classes if classes <= 15 else 0)
+
+
+def test_calibration_bars_are_the_accuracies():
+    bins = reliability(np.array([0.55, 0.95, 0.97, 1.0]), np.array([True, True, False, True]), 10)
+    figure = draw_calibration(bins)
+    to_svg(figure)
+    heights = [bar.get_height() for bar in figure.axes[0].patches]
+    np.testing.assert_array_equal(heights, bins.accuracy)
+    assert [bar.get_height() for bar in figure.axes[1].patches] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 3]
+
+
+def test_convergence_draws_the_residual_and_the_objective_above_its_lowest():
+    traces = make_traces()
+    figure = draw_convergence(traces.residual, traces.energy)
+    to_svg(figure)
+    left, right = figure.axes
+    np.testing.assert_allclose([line.get_ydata() for line in left.lines[:3]], traces.residual)
+    np.testing.assert_allclose(left.lines[3].get_ydata(), np.median(traces.residual, axis=0))
+    above = np.array([line.get_ydata() for line in right.lines[:3]])
+    np.testing.assert_allclose(above[:, :-1], (traces.energy - traces.energy[:, -1:])[:, :-1])
+    assert np.isnan(above[:, -1]).all()
+    assert right.get_xlim() == left.get_xlim()
+    assert left.get_yscale() == right.get_yscale() == "log"
+
+
+def test_convergence_leaves_out_what_is_only_rounding():
+    residual = np.array([[1.0, 1e-8, 1e-16, 2e-16]])
+    energy = np.array([[-900.0, -1000.0, -1000.0 - 1e-9, -1000.0 - 1e-9 + 2e-13]])
+    left, right = draw_convergence(residual, energy).axes
+    np.testing.assert_array_equal(left.lines[0].get_ydata(), [1.0, 1e-8, np.nan, np.nan])
+    assert np.isfinite(right.lines[0].get_ydata()).tolist() == [True, True, False, False]
+
+
+def test_convergence_of_a_map_without_objective_has_one_panel():
+    traces = make_traces(energy=False)
+    figure = draw_convergence(traces.residual, traces.energy)
+    to_svg(figure)
+    assert titles(figure) == ["Residual"]
+
+
+def test_training_draws_a_panel_per_quantity_and_a_curve_per_stage():
+    epochs = np.array([1.0, 2.0])
+    panels = {
+        "loss": {"train": (epochs, np.array([2.0, 1.0])), "val": (epochs, np.array([3.0, 2.0]))},
+        "accuracy": {"val": (epochs[:1], np.array([0.5]))},
+        "residual_max": {"val": (epochs, np.array([1e-3, 1e-5]))},
+        "unconverged": {"val": (epochs, np.zeros(2))},
+    }
+    figure = draw_training(panels)
+    to_svg(figure)
+    assert titles(figure) == ["loss", "accuracy", "residual max", "unconverged"]
+    loss, accuracy, residual, _ = figure.axes
+    np.testing.assert_array_equal([line.get_ydata() for line in loss.lines], [[2, 1], [3, 2]])
+    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["training", "validation"]
+    assert "%" in accuracy.yaxis.get_major_formatter()(0.5)
+    assert residual.get_yscale() == "log"
+
+
+@pytest.mark.parametrize("count", [1, 8, 11])
+def test_samples_say_what_was_right_and_what_was_not(count):
+    samples = make_samples(count, channels=1 if count == 1 else 3)
+    figure = draw_samples(samples, ["a$b$", "<b>"])
+    to_svg(figure)
+    for image, drawn, title in zip(samples.images, pictures(figure), titles(figure), strict=True):
+        np.testing.assert_array_equal(np.squeeze(image), np.squeeze(drawn))
+        assert title.startswith("✓" if "true:" not in title else "✗")
+    wrong = (samples.labels != samples.predictions).sum()
+    assert sum("true:" in title for title in titles(figure)) == wrong
+
+
+@pytest.mark.parametrize("size", [(4, 5), (1, 20)])
+def test_equilibria_stand_below_their_images(size):
+    traces = make_traces(size=size)
+    figure = draw_equilibria(traces)
+    to_svg(figure)
+    rows = [traces.images, traces.rms, traces.channels[:, 0], traces.channels[:, 1]]
+    expected = [picture for row in rows for picture in row]
+    for drawn, picture in zip(pictures(figure), expected, strict=True):
+        np.testing.assert_array_equal(np.squeeze(drawn), np.squeeze(picture))
+
+
+@pytest.mark.parametrize("energy", [True, False])
+def test_overview_shows_images_equilibria_and_curves(energy):
+    figure = draw_overview(make_record(make_traces(energy=energy)))
+    to_svg(figure)
+    assert len(pictures(figure)) == 6
+    assert titles(figure) == (["Residual", "Hidden objective"] if energy else ["Residual"])
+
+
+def test_overview_without_equilibria_is_refused():
+    traces = make_traces()
+    nothing = {f.name: getattr(traces, f.name)[:0] for f in dataclasses.fields(traces)}
+    with pytest.raises(ConfigError, match="no equilibrium layer"):
+        draw_overview(make_record(Traces(**nothing)))
+
+
+def test_drawing_leaves_the_settings_of_the_caller_alone_and_is_repeatable():
+    before = dict(matplotlib.rcParams)
+    traces = make_traces()
+    first, second = (to_svg(draw_convergence(traces.residual, traces.energy)) for _ in range(2))
+    assert first == second
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_labels_are_short_single_lines_without_formulas():
+    assert literal("a\n b\tc") == "a b c"
+    assert literal("$x$") == r"\$x\$"
+    assert literal("x" * 50, longest=10) == "x" * 9 + "…"

@@ -1,0 +1,68 @@
+from pathlib import Path
+
+import pytest
+import torch
+
+import opteq
+
+ROOT = Path(__file__).parents[1]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/index.md", "docs/coming-from-torchdeq.md"]
+
+
+def run_examples(page):
+    """Run the blocks marked `python` of a page in turn and return the names they leave behind.
+
+    Blocks in another library's terms are marked `py`.
+    """
+    names = {"__name__": "example"}
+    text = (ROOT / page).read_text(encoding="utf-8")
+    for block in text.split("```python\n")[1:]:
+        exec(compile(block.partition("```")[0], page, "exec"), names)
+    return names
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_run(page):
+    torch.manual_seed(0)
+    run_examples(page)
+
+
+def test_the_solver_of_the_recipe_finds_the_equilibrium():
+    torch.manual_seed(0)
+    solver = run_examples("CONTRIBUTING.md")["Halpern"]
+    layer = opteq.EquilibriumLayer(opteq.OptEqUnit(opteq.Dense(6, 8), opteq.Dense(4, 8)).double())
+    x = torch.randn(3, 4, dtype=torch.float64)
+    layer.solver = opteq.Anderson(tol=1e-12)
+    expected = layer(x)
+    layer.solver = solver(tol=1e-4, max_steps=100_000)
+    solution = layer.solve(x)
+    assert solution.info.converged.all()
+    # A residual r of a map with contraction factor q leaves an error of at most r / (1 - q).
+    q = layer.bind(x).contraction().value
+    error = (solution.value - expected).norm(dim=1) / expected.norm(dim=1)
+    assert (error <= 1.01e-4 / (1 - q)).all()
+
+
+def test_the_similarity_of_the_recipe_has_true_gradients():
+    torch.manual_seed(0)
+    recipe = run_examples("CONTRIBUTING.md")
+    operator, c, y, v = opteq.Dense(5, 3).double(), *torch.randn(3, 2, 5, dtype=torch.float64)
+    c.requires_grad_()
+    y.requires_grad_()
+    similarity = recipe["LinearSimilarity"](c, operator.weights, operator)
+    (gradient,) = torch.autograd.grad(similarity.value(y).sum(), y, create_graph=True)
+    torch.testing.assert_close(similarity.gradient(y), gradient)
+    linearization = similarity.linearize(y)
+    (product,) = torch.autograd.grad(gradient, y, v, retain_graph=True)
+    torch.testing.assert_close(linearization.product(v), product)
+    pullback = torch.autograd.grad((v * gradient).sum(), similarity.tensors)
+    torch.testing.assert_close(linearization.pullback(v), pullback)
+    dense = operator.weight.mT @ operator.weight
+    bound = similarity.hessian_bound().value
+    assert (bound >= torch.linalg.matrix_norm(dense, 2)).all()
+
+    layer = opteq.EquilibriumLayer(recipe["LinearMap"](operator, opteq.Dense(4, 5)).double())
+    layer.solver = opteq.Anderson(tol=1e-12)
+    x = torch.randn(2, 4, dtype=torch.float64)
+    z = layer(x)
+    torch.testing.assert_close(z, (z @ dense + layer.map.injection(x)).relu())

@@ -1,0 +1,41 @@
+import subprocess
+import sys
+
+# Import every core module and solve one equilibrium where nothing but torch can be imported.
+SCRIPT = """
+import importlib, pkgutil, sys
+
+HIDDEN = {
+    "captum", "cvxpy", "jsonargparse", "lightning", "matplotlib", "pandas", "PIL", "safetensors", "scipy",
+    "sklearn", "tensorboard", "timm", "torchdeq", "torchmetrics", "torchvision", "yaml",
+}
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in HIDDEN:
+            raise ModuleNotFoundError(f"{name} is hidden", name=name)
+
+sys.meta_path.insert(0, Blocker())
+
+import torch
+import opteq
+
+CORE = "activations equation errors gradients layer maps objectives operators options results solvers theory"
+for name in CORE.split():
+    module = importlib.import_module(f"opteq.{name}")
+    for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
+        importlib.import_module(found.name)
+
+torch.manual_seed(0)
+layer = opteq.EquilibriumLayer(opteq.OptEqUnit(opteq.Dense(3, 5), opteq.Dense(4, 5)))
+solution = layer.solve(torch.randn(2, 4))
+solution.value.sum().backward()
+assert solution.info.converged.all()
+assert not HIDDEN & {name.partition(".")[0] for name in sys.modules}
+print("solved")
+"""
+
+
+def test_the_core_needs_torch_alone():
+    result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (0, "solved\n"), result.stderr
