@@ -17,4 +17,25 @@ from opteq.solvers.broyden import Broyden
 from opteq.solvers.nesterov import Nesterov
 from opteq.solvers.picard import Picard
 
+__all__ = [
+    "Anderson",
+    "AveragePool",
+    "Broyden",
+    "Compose",
+    "Conv2d",
+    "Dense",
+    "DepthwiseSeparableConv2d",
+    "EquilibriumLayer",
+    "GaussianMap",
+    "Implicit",
+    "Nesterov",
+    "OneStep",
+    "OptEqUnit",
+    "Patches",
+    "Phantom",
+    "Picard",
+    "Unrolled",
+    "solve_log",
+]
+
 __version__ = "0.1.0"

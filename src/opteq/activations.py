@@ -20,6 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +54,11 @@ class Activation(ABC):
         """`f(v)`, the convex function with `prox_f = σ`; `+inf` outside the range of `σ`."""
 
 
+def _softplus(a: Tensor) -> Tensor:
+    # From torch's default threshold of 20 on the error, 2e-9, would show in float64.
+    return F.softplus(a, threshold=40.0)
+
+
 def _outside(v: Tensor, inside: Tensor, value: Tensor) -> Tensor:
     return torch.where(inside, value, torch.full_like(v, math.inf))
 
@@ -65,7 +71,7 @@ def _half_square(a: Tensor) -> Tensor:
 class Identity(Activation):
     """`σ(a) = a`, `σ̃ = ½a²`, `f = 0`."""
 
-    lipschitz: float = 1.0
+    lipschitz = 1.0
     indicator = True
 
     def __call__(self, a: Tensor) -> Tensor:
@@ -85,7 +91,7 @@ class Identity(Activation):
 class ReLU(Activation):
     """`σ(a) = max(a, 0)`, `σ̃ = ½max(a,0)²`, `f` the indicator of `v ≥ 0`."""
 
-    lipschitz: float = 1.0
+    lipschitz = 1.0
     indicator = True
 
     def __call__(self, a: Tensor) -> Tensor:
@@ -110,11 +116,13 @@ class LeakyReLU(Activation):
     """
 
     slope: float = 0.01
-    lipschitz: float = 1.0
+    lipschitz = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.slope < 1:
-            raise ConfigError(f"Expected `slope` in (0, 1), got {self.slope}; use ReLU for 0 and Identity for 1.")
+            raise ConfigError(
+                f"Expected `slope` in (0, 1), got {self.slope}; use ReLU for 0 and Identity for 1."
+            )
 
     def __call__(self, a: Tensor) -> Tensor:
         return F.leaky_relu(a, self.slope)
@@ -136,7 +144,7 @@ class ELU(Activation):
     `σ̃ = ½a²` or `eᵃ - 1 - a`; for `-1 ≤ v < 0`: `f(v) = (1+v) log(1+v) - v - ½v²`.
     """
 
-    lipschitz: float = 1.0
+    lipschitz = 1.0
 
     def __call__(self, a: Tensor) -> Tensor:
         return F.elu(a)
@@ -158,7 +166,7 @@ class ELU(Activation):
 class Tanh(Activation):
     """`σ = tanh`, `σ̃ = log cosh a`, `f(v) = v artanh v + ½log(1 - v²) - ½v²` on `|v| ≤ 1`."""
 
-    lipschitz: float = 1.0
+    lipschitz = 1.0
 
     def __call__(self, a: Tensor) -> Tensor:
         return torch.tanh(a)
@@ -169,7 +177,7 @@ class Tanh(Activation):
     def potential(self, a: Tensor) -> Tensor:
         # log cosh a = |a| + log(1 + e^{-2|a|}) - log 2 cannot overflow.
         size = a.abs()
-        return size + F.softplus(-2 * size) - math.log(2)
+        return size + _softplus(-2 * size) - math.log(2)
 
     def penalty(self, v: Tensor) -> Tensor:
         u = v.clamp(-1, 1)
@@ -185,7 +193,7 @@ class Sigmoid(Activation):
     `f(v) = v log v + (1-v) log(1-v) + log 2 - ½v²` on `0 ≤ v ≤ 1`.
     """
 
-    lipschitz: float = 0.25
+    lipschitz = 0.25
 
     def __call__(self, a: Tensor) -> Tensor:
         return torch.sigmoid(a)
@@ -195,7 +203,7 @@ class Sigmoid(Activation):
         return s * (1 - s)
 
     def potential(self, a: Tensor) -> Tensor:
-        return F.softplus(a) - math.log(2)
+        return _softplus(a) - math.log(2)
 
     def penalty(self, v: Tensor) -> Tensor:
         u = v.clamp(0, 1)
@@ -212,7 +220,7 @@ class SoftThreshold(Activation):
     """
 
     threshold: float = 0.1
-    lipschitz: float = 1.0
+    lipschitz = 1.0
 
     def __post_init__(self) -> None:
         if self.threshold < 0:
@@ -235,7 +243,7 @@ class SoftThreshold(Activation):
 class HardTanh(Activation):
     """`σ(a) = clip(a, -1, 1)`, `σ̃ = ½a²` or `|a| - ½`, `f` the indicator of `|v| ≤ 1`."""
 
-    lipschitz: float = 1.0
+    lipschitz = 1.0
     indicator = True
 
     def __call__(self, a: Tensor) -> Tensor:
@@ -260,10 +268,10 @@ class Softplus(Activation):
     `f(v) = a v - σ̃(a) - ½v²`.
     """
 
-    lipschitz: float = 1.0
+    lipschitz = 1.0
 
     def __call__(self, a: Tensor) -> Tensor:
-        return F.softplus(a)
+        return _softplus(a)
 
     def derivative(self, a: Tensor) -> Tensor:
         return torch.sigmoid(a)
@@ -290,14 +298,14 @@ class StronglyMonotone(Activation):
     """
 
     slope: float = 0.1
-    lipschitz: float = 1.0
+    lipschitz = 1.0
 
     def __post_init__(self) -> None:
         if not 0 < self.slope < 1:
             raise ConfigError(f"Expected `slope` in (0, 1), got {self.slope}.")
 
     def __call__(self, a: Tensor) -> Tensor:
-        return self.slope * a + (1 - self.slope) * F.softplus(a)
+        return self.slope * a + (1 - self.slope) * _softplus(a)
 
     def derivative(self, a: Tensor) -> Tensor:
         return self.slope + (1 - self.slope) * torch.sigmoid(a)
@@ -311,8 +319,8 @@ class StronglyMonotone(Activation):
 
     def _inverse(self, v: Tensor) -> Tensor:
         # σ is convex and increasing, so Newton from the right of the root decreases monotonically;
-        # σ(a) ≥ max(a, s a) makes min(v, v/s) or max a start to the right of it.
-        a = torch.maximum(v, v / self.slope)
+        # σ(a) ≥ max(a, s a) puts min(v, v/s) there.
+        a = torch.minimum(v, v / self.slope)
         for _ in range(60):
             a = a - (self(a) - v) / self.derivative(a)
         return a
@@ -336,21 +344,21 @@ class _SoftplusIntegral(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, a: Tensor) -> Tensor:
+    def forward(ctx: Any, a: Tensor) -> Tensor:
         ctx.save_for_backward(a)
         x = a.abs().to(torch.float64)
         near = x.clamp(max=3.0)
         nodes, weights = (t.to(a.device) for t in _gauss_legendre())
-        integral = near * (F.softplus(-near[..., None] * nodes) * weights).sum(-1)
+        integral = near * (_softplus(-near[..., None] * nodes) * weights).sum(-1)
         for k in range(1, 14):
             tail = (math.exp(-3.0 * k) - torch.exp(-k * x.clamp(min=3.0))) / k**2
             integral = integral + (-1) ** (k - 1) * tail
         return torch.where(a >= 0, 0.5 * x * x + integral, -integral).to(a.dtype)
 
     @staticmethod
-    def backward(ctx, *grad_outputs: Tensor) -> Tensor:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
         (a,) = ctx.saved_tensors
-        return grad_outputs[0] * F.softplus(a)
+        return grad_outputs[0] * _softplus(a)
 
 
 ACTIVATIONS: dict[str, type[Activation]] = {

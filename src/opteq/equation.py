@@ -80,7 +80,11 @@ class Equation(ABC):
 
     @abstractmethod
     def initial(self) -> State:
-        """`z⁰`, where solves start."""
+        """`z⁰`, the zero state."""
+
+    def first_iterate(self) -> State:
+        """`z¹ = T(z⁰)`, where solves start; maps compute it without the product `W z⁰ = 0`."""
+        return self(self.initial())
 
     @abstractmethod
     def energy(self, state: State) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from opteq.equation import Equation
-from opteq.errors import ConfigError, ConvergenceError, NonFiniteError
+from opteq.errors import ConfigError, ConvergenceError, NonFiniteError, ShapeError
 from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, attach
 from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
@@ -64,7 +64,9 @@ class EquilibriumLayer(nn.Module):
             solver = Anderson() if solver is None else solver
             _expect(solver, Solver, "solver", "a solver such as Anderson()")
         if on_unconverged not in ("count", "warn", "raise"):
-            raise ConfigError(f"Expected `on_unconverged` to be count, warn or raise, got {on_unconverged!r}.")
+            raise ConfigError(
+                f"Expected `on_unconverged` to be count, warn or raise, got {on_unconverged!r}."
+            )
         self.map, self.solver, self.gradient = map, solver, gradient
         self.on_unconverged = on_unconverged
         self._logs: list[SolveLog] = []
@@ -92,7 +94,7 @@ class EquilibriumLayer(nn.Module):
 
     def bind(self, x: State) -> Equation:
         """The equation that is solved for `x`, for inspection, certificates and energies."""
-        _check_finite(x)
+        _check_input(x)
         return self.map.bind(x)
 
     def _equilibrium(self, x: State) -> tuple[State, SolveInfo, Equation]:
@@ -101,11 +103,13 @@ class EquilibriumLayer(nn.Module):
             state, info = self.gradient.run(equation)
             self._report("forward", info)
         else:
-            assert isinstance(self.gradient, AdjointMethod) and self.solver is not None
-            _check_autocast(self.solver, tensors_of(state0 := equation.initial())[0])
+            assert isinstance(self.gradient, AdjointMethod)
+            assert self.solver is not None
             detached = equation.detach()
+            start = detached.first_iterate()
+            _check_autocast(self.solver, tensors_of(start)[0])
             function, scale = detached.gradient_map() if self.solver.needs_gradient_map else (detached, 1.0)
-            state, info = solve_fixed_point(function, state0, self.solver, scale)
+            state, info = solve_fixed_point(function, start, self.solver, scale)
             self._report("forward", info)
             state = attach(self.gradient, equation, detached, state, self._report_adjoint)
         return equation.readout(state), info, equation
@@ -178,7 +182,7 @@ class SolveCounts:
         self.samples += len(info.steps)
         self.steps += int(info.steps.sum())
         self.unconverged += int((~info.converged).sum())
-        self.residual_max = max(self.residual_max, float(info.residual.max()))
+        self.residual_max = max([self.residual_max, *info.residual.tolist()])
         self.evaluations += info.evaluations
 
 
@@ -209,9 +213,12 @@ def _expect(value: object, kind: type, name: str, expected: str) -> None:
         raise ConfigError(f"Expected `{name}` to be {expected}, got {value!r}.")
 
 
-def _check_finite(x: State) -> None:
-    for tensor in tensors_of(x):
-        finite = torch.isfinite(tensor).reshape(len(tensor), -1).all(1)
+def _check_input(x: State) -> None:
+    for tensor in x if isinstance(x, tuple) else (x,):
+        if not isinstance(tensor, Tensor) or tensor.dim() == 0:
+            got = "()" if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise ShapeError(f"Expected `x` to be a tensor of shape (batch, ...), got {got}.")
+        finite = torch.isfinite(tensor[:, None]).flatten(1).all(1)
         if not bool(finite.all()):
             bad = (~finite).nonzero()[:, 0].tolist()
             shown = ", ".join(map(str, bad[:8])) + (", …" if len(bad) > 8 else "")

@@ -32,8 +32,8 @@ class SolveInfo:
 
     @property
     def residual(self) -> Tensor:
-        """`(batch,)` last residual of each sample; infinite where no finite one was seen."""
-        seen = torch.isfinite(self.residuals)
+        """`(batch,)` last residual of each sample; infinite where none was seen."""
+        seen = ~torch.isnan(self.residuals)
         last = seen.cumsum(1).argmax(1)
         value = self.residuals.gather(1, last[:, None])[:, 0]
         return torch.where(seen.any(1), value, torch.full_like(value, torch.inf))

@@ -10,13 +10,16 @@ import torch
 from torch import Tensor
 
 from opteq.equation import Equation, Gradients
+from opteq.once import once
 from opteq.results import SolveInfo, State, like, tensors_of
+
+_ADVICE = "use gradient=Unrolled(steps), which differentiates an equilibrium to any order."
 
 Report = Callable[[SolveInfo], None]
 """Receives how the solve of an adjoint equation went."""
 
 
-class GradientMethod(ABC):
+class GradientMethod:
     """How to differentiate an equilibrium with respect to the tensors of its equation."""
 
 
@@ -62,32 +65,19 @@ class _Equilibrium(torch.autograd.Function):
         outputs = tuple(t.view_as(t) for t in tensors_of(state))
         ctx.method, ctx.equation, ctx.state, ctx.report = method, equation, state, report
         # Saved only for autograd's check that no one has changed them before the backward pass.
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*outputs, *tensors)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
+        tensors = ctx.saved_tensors[len(grad_outputs) :]
         wants_graph = torch.is_grad_enabled()
         cotangent = like(ctx.state, tuple(g.detach() for g in grad_outputs))
         # The adjoint is solved in full precision, also where the forward pass ran under autocast.
         with torch.no_grad(), torch.autocast(grad_outputs[0].device.type, enabled=False):
             gradients = ctx.method.pullback(ctx.equation, ctx.state, cotangent, ctx.report)
         if wants_graph:
-            gradients = tuple(None if g is None else _Once.apply(g, *tensors) for g in gradients)
+            # The gradients depend on the tensors and on the cotangent.
+            sources = (*tensors, *grad_outputs)
+            gradients = tuple(None if g is None else once(g, sources, _ADVICE) for g in gradients)
         return (None, None, None, None, *gradients)
-
-
-class _Once(torch.autograd.Function):
-    """The identity on the first argument; refuses to be differentiated."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *tensors: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
-        raise NotImplementedError(
-            "Second derivatives through an equilibrium are not available with this gradient method;"
-            " use gradient=Unrolled(steps), which differentiates to any order."
-        )

@@ -54,7 +54,9 @@ class Implicit(AdjointMethod):
     def _solve(self, linearization: Linearization, state: State, g: State) -> tuple[State, SolveInfo]:
         form = linearization.symmetric
         if self.method == "cg" and form is None:
-            raise ConfigError("This map has no symmetric form, which method='cg' needs; use 'auto' or 'gmres'.")
+            raise ConfigError(
+                "This map has no symmetric form, which method='cg' needs; use 'auto' or 'gmres'."
+            )
         # The state's layout, whichever layout the cotangent arrives in, is the one the map is fast in.
         space = Space(state)
         if form is not None and self.method in ("auto", "cg"):

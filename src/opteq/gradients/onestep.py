@@ -13,7 +13,7 @@ from opteq.results import State
 @strict_options
 @dataclass(frozen=True)
 class OneStep(AdjointMethod):
-    """Differentiate one application of `T` at the equilibrium, also known as Jacobian-free (Fung et al. 2022).
+    """Differentiate one application of `T` at the equilibrium, or Jacobian-free (Fung et al. 2022).
 
     The cheapest approximation: the adjoint `u = g + Jᵀu` is replaced by `u = g`.
     """

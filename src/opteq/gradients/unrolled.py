@@ -18,11 +18,12 @@ from opteq.solvers.space import Space
 @strict_options
 @dataclass(frozen=True)
 class Unrolled(DirectMethod):
-    """Run `steps` plain iterations `z ← T(z)` and backpropagate through them (Xie et al. 2022, Algorithm 1).
+    """Run `steps` plain iterations `z ← T(z)` from zero and backpropagate through them.
 
-    Replaces the solver. Differentiable to any order. Memory grows with `steps`, unless `checkpoint`
-    recomputes each step in the backward pass. The reported residual is that of the last iterate at
-    which the map was evaluated; since there is no tolerance, every finite sample counts as converged.
+    The training of Xie et al. 2022, Algorithm 1. Replaces the solver. Differentiable to any order.
+    Memory grows with `steps`, unless `checkpoint` recomputes each step in the backward pass. The
+    reported residual is that of the last iterate at which the map was evaluated; since there is no
+    tolerance, every finite sample counts as converged.
 
     Args:
         steps: number of iterations.
@@ -36,16 +37,16 @@ class Unrolled(DirectMethod):
         require(self.steps >= 1, self, "steps", "at least 1")
 
     def run(self, equation: Equation) -> tuple[State, SolveInfo]:
-        z = equation.initial()
-        residuals = []
-        for _ in range(self.steps):
+        z = equation.first_iterate()
+        residuals = [_relative_change(equation.initial(), z)]
+        for _ in range(self.steps - 1):
             following = self._step(equation, z)
             residuals.append(_relative_change(z, following))
             z = following
         history = torch.stack(residuals, dim=1)
-        finite = torch.isfinite(history[:, -1])
+        finite = ~torch.isnan(history[:, -1])  # NaN from the first iterate on that is not finite
         counts = torch.full_like(finite, self.steps, dtype=torch.long)
-        return z, SolveInfo(torch.where(torch.isfinite(history), history, torch.nan), counts, finite, self.steps)
+        return z, SolveInfo(history, counts, finite, self.steps)
 
     def _step(self, equation: Equation, state: State) -> State:
         if not self.checkpoint:

@@ -43,7 +43,8 @@ class Injection(nn.Module):
             raise ConfigError(f"Expected `U` to be an opteq operator or a torch module, got {operator!r}.")
         if isinstance(operator, LinearOperator) and operator.out_channels != channels:
             raise ConfigError(
-                f"Expected `U` to produce the {channels} channels that `W` produces, got {operator.out_channels}."
+                f"Expected `U` to produce the {channels} channels that `W` produces,"
+                f" got {operator.out_channels}."
             )
         self.operator, self.channels = operator, channels
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
@@ -70,7 +71,8 @@ def expect_operator(operator: object, name: str) -> None:
     if not isinstance(operator, LinearOperator):
         kind = type(operator)
         raise ConfigError(
-            f"Expected an opteq operator such as opteq.Conv2d for `{name}`, got {kind.__module__}.{kind.__name__}."
+            f"Expected an opteq operator such as opteq.Conv2d for `{name}`,"
+            f" got {kind.__module__}.{kind.__name__}."
         )
 
 
@@ -83,7 +85,8 @@ def state_shape(operator: LinearOperator, injection: Tensor) -> tuple[int, ...]:
     shape = (operator.in_channels, *injection.shape[2:])
     if operator.codomain(shape) != tuple(injection.shape[1:]):
         raise ShapeError(
-            f"Expected `W` to produce {tuple(injection.shape[1:])} as `U` does, got {operator.codomain(shape)}."
+            f"Expected `W` to produce {tuple(injection.shape[1:])} as `U` does,"
+            f" got {operator.codomain(shape)}."
         )
     return shape
 

@@ -24,7 +24,9 @@ _SMALLEST_SHARE = 1e-2
 
 
 class GaussianMap(EquilibriumMap):
-    """`y = σ(Wᵀ merge(e^{-γ‖r_i W_h‖²} r_i W_h W_hᵀ))`, `r_i = patch_i(U x + b - W y)` (Xie et al. 2024, Alg. 1).
+    """`y = σ(Wᵀ merge(e^{-γ‖r_i W_h‖²} r_i W_h W_hᵀ))`, `r_i = patch_i(U x + b - W y)`.
+
+    The map of GEQ (Li et al. 2023, Algorithm 1) and KerDEQ.
 
     Without patches, `y = σ(e^{-γ‖c - W y‖²} Wᵀ(c - W y))`. Equilibria are stationary for
     `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)` with the Gaussian similarity `S`.
@@ -95,7 +97,7 @@ class GaussianMap(EquilibriumMap):
         gram = self._gram()
         gamma = self._gamma(c, gram)
         zero = zero_state(c, shape)
-        similarity = GaussianSimilarity(c, gamma, gram, weights, self.W, self.patches, zero, self.max_norm)
+        similarity = GaussianSimilarity(c, gamma, gram, weights, self.W, self.patches, zero)
         return SimilarityEquation(similarity, self.activation)
 
     def _gram(self) -> Tensor | None:

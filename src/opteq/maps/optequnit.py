@@ -13,12 +13,12 @@ from opteq.equation import Equation, Gradients, Linearization, symmetric_psd
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, Injection, expect_operator, state_shape, zero_state
 from opteq.operators.base import LinearOperator, Weights
-from opteq.operators.constraint import constrained_norm_bound, constrained_weights
+from opteq.operators.constraint import constrained_weights
 from opteq.results import Certificate, State
 
 
 class OptEqUnit(EquilibriumMap):
-    """`T(z) = (1/μ) Wᵀ σ(W z + U x + b)`, the proximal operator of a convex function (Xie et al. 2022, Eq. 3).
+    """`T(z) = (1/μ) Wᵀ σ(W z + U x + b)`, a proximal operator (Xie et al. 2022, Eq. 3).
 
     `T = ∇ψ = prox_φ` with `ψ(z) = (1/μ) 1ᵀσ̃(W z + c)` and `φ = ψ* - ½‖·‖²`, provided that
     `μ ≥ L_σ ‖W‖²` (Theorem 1). Equilibria minimise the smooth convex
@@ -65,7 +65,7 @@ class OptEqUnit(EquilibriumMap):
         c = self.injection(x)
         shape = state_shape(self.W, c)
         weights = constrained_weights(self.W, shape, self.max_norm)
-        return OptEqEquation(c, weights, self.W, self.activation, self.mu, self.max_norm)
+        return OptEqEquation(c, weights, self.W, self.activation, self.mu)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}, mu={self.mu}, max_norm={self.max_norm}"
@@ -80,7 +80,6 @@ class OptEqEquation(Equation):
     operator: LinearOperator
     activation: Activation
     mu: float
-    max_norm: float | None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -91,6 +90,9 @@ class OptEqEquation(Equation):
 
     def initial(self) -> Tensor:
         return zero_state(self.injection, state_shape(self.operator, self.injection))
+
+    def first_iterate(self) -> Tensor:
+        return self.pool(self.activation(self.injection))
 
     def preactivation(self, state: Tensor) -> Tensor:
         """`W z + c`."""
@@ -114,7 +116,7 @@ class OptEqEquation(Equation):
     def contraction(self, state: State | None = None) -> Certificate:
         """`L_σ ‖W‖² / μ`, with `‖W‖` replaced by its bound; the same everywhere."""
         shape = state_shape(self.operator, self.injection)
-        norm = constrained_norm_bound(self.operator, shape, self.max_norm)
+        norm = self.operator.norm_bound(shape, self.weights)
         value = (self.activation.lipschitz * norm.square() / self.mu).expand(len(self.injection))
         return Certificate(value, "bound", ("The norm of W is bounded for this height and width.",))
 
@@ -126,7 +128,7 @@ class OptEqEquation(Equation):
         return self, 1.0
 
     def hidden_energy(self, hidden: Tensor) -> Tensor:
-        """`φ`-valued energy of the reformulated form (Xie et al. 2024, Eq. 4), `(batch,)`.
+        """`φ`-valued energy of the reformulated form (Li et al. 2023, Eq. 4), `(batch,)`.
 
         `G(y)/μ` with `G(y) = 1ᵀf(y) + ½‖y‖² - ⟨c, y⟩ - ‖Wᵀy‖²/(2μ)`; `y = σ(W Wᵀy/μ + c)` is
         stationary for it and `z = Wᵀy/μ` links the two forms. Infinite outside the range of `σ`.
@@ -152,7 +154,8 @@ class _OptEqLinearization(Linearization):
         assert isinstance(tangent, Tensor)
         return self._equation.pool(self._slope * self._lift(tangent))
 
-    vjp = jvp
+    def vjp(self, cotangent: State) -> Tensor:
+        return self.jvp(cotangent)
 
     def pullback(self, cotangent: State) -> Gradients:
         # ⟨u, T(z)⟩ = ⟨W u, σ(W z + c)⟩/μ depends on W twice.

@@ -18,7 +18,7 @@ from opteq.results import Certificate, State
 
 @dataclass(frozen=True, eq=False)
 class SimilarityEquation(Equation):
-    """`y = σ(∇S(y))`, stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)` (Xie et al. 2024, Eq. 5).
+    """`y = σ(∇S(y))`, stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)` (Li et al. 2023, Eq. 5).
 
     State and readout: `y`.
     """
@@ -35,6 +35,9 @@ class SimilarityEquation(Equation):
 
     def initial(self) -> Tensor:
         return self.similarity.initial()
+
+    def first_iterate(self) -> Tensor:
+        return self.activation(self.similarity.initial_gradient())
 
     def __call__(self, state: State) -> Tensor:
         assert isinstance(state, Tensor)

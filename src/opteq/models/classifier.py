@@ -56,7 +56,9 @@ class EquilibriumClassifier(nn.Module):
         if not maps:
             raise ConfigError("Expected `depth` to be at least 1.")
         if min(in_channels, classes, channels, pool) < 1 or min(padding, downsamplings) < 0:
-            raise ConfigError("Expected positive channels, classes and pool, and no negative padding or downsamplings.")
+            raise ConfigError(
+                "Expected positive channels, classes and pool, and no negative padding or downsamplings."
+            )
         self.in_channels, self.classes = in_channels, classes
         self.stem = _stem(in_channels, channels, padding, downsamplings)
         gradient = Implicit(tol=1e-3) if gradient is None else gradient
@@ -123,9 +125,7 @@ class OptEqClassifier(EquilibriumClassifier):
         gradient: GradientMethod | None = None,
     ) -> None:
         maps: list[EquilibriumMap] = [
-            OptEqUnit(
-                Conv2d(channels, hidden, 3), Conv2d(channels, hidden, 3), activation, max_norm=max_norm
-            )
+            OptEqUnit(Conv2d(channels, hidden, 3), Conv2d(channels, hidden, 3), activation, max_norm=max_norm)
             for _ in range(depth)
         ]
         super().__init__(
@@ -134,7 +134,7 @@ class OptEqClassifier(EquilibriumClassifier):
 
 
 class GEQClassifier(EquilibriumClassifier):
-    """A classifier of Gaussian kernel maps with patches (GEQ, Xie et al. 2024), 3×3 convolutions `W` and `U`.
+    """A classifier of Gaussian kernel maps with patches (GEQ, Li et al. 2023), 3×3 convolutions `W` and `U`.
 
     Args:
         in_channels: channels of the images.

@@ -13,7 +13,6 @@ from opteq.equation import Gradients
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.base import LinearOperator, Weights
-from opteq.operators.constraint import constrained_norm_bound
 from opteq.results import Certificate
 
 
@@ -27,7 +26,7 @@ class GaussianSimilarity(Similarity):
         ∇S(y) = Wᵀ merge(e_i G r_i)
         ∇²S(y) = -Wᵀ A W,    A_i = e_i (G - 2γ G r_i r_iᵀ G).
 
-    (Xie et al. 2024, Eq. 7 and Algorithm 1; `c` lives where `W y` does.)
+    (Li et al. 2023, Eq. 7 and Algorithm 1; `c` lives where `W y` does.)
 
     Attributes:
         injection: `c`, `(batch, mid, ...)`.
@@ -37,7 +36,6 @@ class GaussianSimilarity(Similarity):
         operator: `W`, from the state to the mid channels.
         patches: how the mid channels are split.
         zero: a zero state.
-        max_norm: the ceiling that `weights` obey, for the bound.
     """
 
     injection: Tensor
@@ -47,7 +45,6 @@ class GaussianSimilarity(Similarity):
     operator: LinearOperator
     patches: Patches | WholeSample
     zero: Tensor
-    max_norm: float | None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -69,6 +66,10 @@ class GaussianSimilarity(Similarity):
         at = self._at(y)
         return self._pool(at.weight * at.projected)
 
+    def initial_gradient(self) -> Tensor:
+        at = _Distances(self, self.split(self.injection))
+        return self._pool(at.weight * at.projected)
+
     def attention(self, y: Tensor) -> Tensor:
         """Weights `e_i = exp(-γ d_i)` of the patches, `(batch, n)`: 1 where `W y` equals `c`."""
         return self._at(y).weight[..., 0]
@@ -82,7 +83,7 @@ class GaussianSimilarity(Similarity):
         On a patch `A_i` has, in the `G` metric, the eigenvalues `e^{-u}` and `(1 - 2u) e^{-u}`, and
         `-2e^{-3/2} ≤ (1 - 2u) e^{-u} ≤ 1` with the minimum at `u = 3/2`.
         """
-        scale = constrained_norm_bound(self.operator, tuple(self.zero.shape[1:]), self.max_norm).square()
+        scale = self.operator.norm_bound(tuple(self.zero.shape[1:]), self.weights).square()
         if self.gram is not None:
             scale = scale * torch.linalg.matrix_norm(self.gram.detach().double(), 2) * (1 + 1e-12)
         factor = torch.ones(len(self.injection), dtype=torch.float64, device=self.injection.device)
@@ -103,7 +104,9 @@ class GaussianSimilarity(Similarity):
         return patches if self.gram is None else patches @ self.gram
 
     def _pool(self, patches: Tensor) -> Tensor:
-        return self.operator.rmatvec(self.weights, self.patches.merge(patches, self.injection)).to(patches.dtype)
+        return self.operator.rmatvec(self.weights, self.patches.merge(patches, self.injection)).to(
+            patches.dtype
+        )
 
 
 class _Distances:
@@ -112,7 +115,7 @@ class _Distances:
     def __init__(self, similarity: GaussianSimilarity, residual: Tensor) -> None:
         self.residual = residual
         self.projected = similarity.project(residual)
-        self.distance = (residual * self.projected).sum(-1, keepdim=True)
+        self.distance = torch.linalg.vecdot(residual, self.projected)[..., None]
         self.weight = torch.exp(-similarity.gamma[:, None, None] * self.distance)
 
 
@@ -130,7 +133,7 @@ class _GaussianLinearization(SimilarityLinearization):
         s, at = self._similarity, self._at
         lifted = self._lift(u)
         projected = s.project(lifted)
-        overlap = (projected * at.residual).sum(-1, keepdim=True)
+        overlap = torch.linalg.vecdot(projected, at.residual)[..., None]
         injection = s.patches.merge(self._curvature(lifted, projected), s.injection)
         gamma = -(at.distance * at.weight * overlap).sum((1, 2))
         outer = s.operator.weight_gradient(
@@ -150,5 +153,5 @@ class _GaussianLinearization(SimilarityLinearization):
     def _curvature(self, lifted: Tensor, projected: Tensor) -> Tensor:
         """`A q` for patches `q` with `G q = projected`."""
         at, gamma = self._at, self._similarity.gamma[:, None, None]
-        overlap = (lifted * at.projected).sum(-1, keepdim=True)
+        overlap = torch.linalg.vecdot(lifted, at.projected)[..., None]
         return at.weight * (projected - 2 * gamma * overlap * at.projected)

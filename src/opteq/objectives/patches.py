@@ -14,7 +14,7 @@ from opteq.options import require, strict_options
 @strict_options
 @dataclass(frozen=True)
 class Patches:
-    """Patches of `channels` channels by `size × size` pixels (Xie et al. 2024, Algorithm 1).
+    """Patches of `channels` channels by `size × size` pixels (Li et al. 2023, Algorithm 1).
 
     `split` rearranges `(batch, C, H, W)` into `(batch, n, d)` with `n = C/channels · H/size · W/size`
     and `d = channels · size²`; `merge` is its inverse and its adjoint.

@@ -1,7 +1,7 @@
 """Similarities: the part of a hidden objective that couples state and injection.
 
 A kernel equilibrium model is its similarity `S(y; c)`: the equilibrium of `y = σ(∇_y S(y; c))` is
-stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y; c)` (Xie et al. 2024, Eq. 5).
+stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y; c)` (Li et al. 2023, Eq. 5).
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ class Similarity(ABC):
     @abstractmethod
     def initial(self) -> Tensor:
         """A zero state of the right shape and layout."""
+
+    def initial_gradient(self) -> Tensor:
+        """`∇S(0)`."""
+        return self.gradient(self.initial())
 
     @abstractmethod
     def value(self, y: Tensor) -> Tensor:

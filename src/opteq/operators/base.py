@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from opteq.errors import ShapeError
+from opteq.once import once
 
 Weights = tuple[Tensor, ...]
 
-_EVAL_TOLERANCE, _EVAL_STEPS = 1e-7, 500
+_SETTLED_STEPS = 500
 _TRAIN_TOLERANCE, _TRAIN_STEPS = 1e-3, 20
+_SHARE = 1e-3
 
 
 class LinearOperator(nn.Module, ABC):
@@ -30,12 +32,14 @@ class LinearOperator(nn.Module, ABC):
 
     in_channels: int
     out_channels: int
+    sides: tuple[str, ...] = ()
+    """Names of the dimensions after the channels: none for vectors, height and width for images."""
 
     def __init__(self) -> None:
         super().__init__()
         # Both are derived from the weights, so neither is saved with them.
         self._singular: _SingularVector | None = None
-        self._bound: tuple[tuple[int, ...], Weights, Tensor] | None = None
+        self._bound: _Bound | None = None
 
     @property
     @abstractmethod
@@ -59,7 +63,7 @@ class LinearOperator(nn.Module, ABC):
         """Shape of `W x`, without the batch dimension, for `x` of shape `domain`."""
 
     @abstractmethod
-    def compute_norm_bound(self, domain: tuple[int, ...]) -> Tensor:
+    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
         """A number that is never below `‖W‖₂` on inputs of shape `domain`, in float64."""
 
     def forward(self, x: Tensor) -> Tensor:
@@ -77,84 +81,135 @@ class LinearOperator(nn.Module, ABC):
 
     def check_input(self, x: Tensor, name: str = "x") -> None:
         """Raise a `ShapeError` unless `x` is a batch of elements of the domain."""
-        if x.dim() < 2 or x.shape[1] != self.in_channels:
-            raise ShapeError(
-                f"Expected `{name}` of shape (batch, {self.in_channels}, ...), got {tuple(x.shape)}."
-            )
+        if x.dim() != 2 + len(self.sides) or x.shape[1] != self.in_channels:
+            shape = ", ".join(("batch", str(self.in_channels), *self.sides))
+            raise ShapeError(f"Expected `{name}` of shape ({shape}), got {tuple(x.shape)}.")
 
     def norm(self, domain: tuple[int, ...]) -> Tensor:
         """Estimate of `‖W‖₂` by power iteration on `WᵀW`: never above the true norm, to rounding.
 
-        Differentiable with respect to the weights. The singular vector persists: in training a step
-        or two follow the slowly changing weights, and while the weights stay the same so does the
+        Differentiable, once, with respect to the weights. The singular vector persists: in training a
+        step or two follow the slowly changing weights, and while the weights stay the same so does the
         estimate. In eval mode, and at the first call, the iteration runs until it has settled.
         """
-        # With the singular vector held constant the derivative of ‖Wv‖ is that of the singular value.
+        weights = self.weights
         # Low precision would spoil the estimate, which is cheap, so it ignores autocast.
-        with torch.autocast(self.weights[0].device.type, enabled=False):
-            vector = self._power_iteration(domain)
-            return self.matvec(self.weights, vector).norm()
+        with torch.autocast(_example(weights).device.type, enabled=False):
+            return _Norm.apply(self, self._singular_vector(domain), *weights)
 
-    def norm_bound(self, domain: tuple[int, ...]) -> Tensor:
-        """A float64 number that is never below `‖W‖₂`; recomputed only when weights or shape change."""
-        weights = tuple(w.detach() for w in self.weights)
-        if self._bound is not None:
-            known_domain, known_weights, bound = self._bound
-            if known_domain == domain and all(map(_same, known_weights, weights)):
-                return bound
+    def norm_bound(self, domain: tuple[int, ...], weights: Weights | None = None) -> Tensor:
+        """A float64 number that is never below `‖W‖₂`; recomputed only when weights or shape change.
+
+        Args:
+            domain: shape of the inputs, without the batch.
+            weights: weights to take in place of the stored ones.
+        """
+        weights = tuple(w.detach() for w in (self.weights if weights is None else weights))
+        known = self._bound
+        if known is not None and known.domain == domain and _same(known.weights, weights):
+            return known.value
         with torch.no_grad():
-            bound = self.compute_norm_bound(domain)
-        self._bound = (domain, tuple(w.clone() for w in weights), bound)
-        return bound
+            value = self.compute_norm_bound(weights, domain)
+        self._bound = _Bound(domain, _copy(weights), value)
+        return value
 
     @torch.no_grad()
-    def _power_iteration(self, domain: tuple[int, ...]) -> Tensor:
+    def _singular_vector(self, domain: tuple[int, ...]) -> Tensor:
         weights = tuple(w.detach() for w in self.weights)
+        example = _example(weights)
         known = self._singular
-        fresh = known is None or known.vector.shape[1:] != domain
-        if known is None or fresh:
-            known = _SingularVector.random(domain)
-        tolerance, steps = (
-            (_TRAIN_TOLERANCE, _TRAIN_STEPS)
-            if self.training and not fresh
-            else (_EVAL_TOLERANCE, _EVAL_STEPS)
-        )
-        vector, value, reached = known.vector.to(weights[0]), known.value, known.tolerance
+        if known is not None and known.vector.shape[1:] != domain:
+            known = None
+        if self.training and known is not None:
+            tolerance, steps = _TRAIN_TOLERANCE, _TRAIN_STEPS
+        else:
+            tolerance, steps = 4 * torch.finfo(example.dtype).eps, _SETTLED_STEPS
+        if known is None:
+            start = _random_unit(domain).to(example)
+            vector, value = start, 0.0
+        elif known.tolerance <= tolerance and _same(known.weights, weights):
+            return known.vector
+        else:
+            # Every direction keeps a share, or one that a change of the weights makes the largest
+            # could be missing from the vector for good.
+            start = known.start.to(example)
+            vector, value = known.vector.to(example) + _SHARE * start, known.value
         for _ in range(steps):
             image = self.rmatvec(weights, self.matvec(weights, vector))
-            new_value = image.norm().item()
-            settled = abs(new_value - value) <= tolerance * new_value
-            # A vector that had settled before and still fits stays as it is, so that unchanged
-            # weights give an unchanged estimate.
-            if new_value == 0 or (settled and reached <= tolerance):
+            previous, value = value, image.norm().item()
+            if value == 0:
                 break
-            vector, value, reached = image / new_value, new_value, tolerance if settled else math.inf
-        else:
-            reached = tolerance  # as settled as the allowed number of steps can make it
-        self._singular = _SingularVector(vector, value, reached)
+            vector = image / value
+            if abs(value - previous) <= tolerance * value:
+                break
+        self._singular = _SingularVector(vector, start, value, _copy(weights), tolerance)
         return vector
 
     def __getstate__(self) -> dict:
         return {**super().__getstate__(), "_singular": None, "_bound": None}  # type: ignore[misc]
 
 
+class _Norm(torch.autograd.Function):
+    """`‖W v‖` as a function of the weights, for a right singular vector `v` of the largest value.
+
+    Its gradient is that of the largest singular value, in which the change of `v` does not enter. In
+    the second derivative it does, so that one is refused.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, operator: LinearOperator, vector: Tensor, *weights: Tensor) -> Tensor:
+        image = operator.matvec(weights, vector)
+        norm = image.norm()
+        ctx.operator = operator
+        ctx.save_for_backward(vector, image / norm.clamp(min=torch.finfo(norm.dtype).tiny), *weights)
+        return norm
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        vector, direction, *weights = ctx.saved_tensors
+        with torch.no_grad(), torch.autocast(vector.device.type, enabled=False):
+            gradients = ctx.operator.weight_gradient(tuple(weights), vector, direction)
+        advice = "set max_norm=None to go without the norm constraint."
+        return (None, None, *(grad_outputs[0] * once(g, weights, advice) for g in gradients))
+
+
 @dataclass(frozen=True)
 class _SingularVector:
-    """`WᵀW v ≈ value · v`, settled to a relative `tolerance` of the value."""
+    """`WᵀW v ≈ value · v` for these weights, settled to a relative `tolerance` of the value."""
 
     vector: Tensor
+    start: Tensor
     value: float
+    weights: Weights
     tolerance: float
 
-    @classmethod
-    def random(cls, domain: tuple[int, ...]) -> _SingularVector:
-        # A seeded start makes runs and data-parallel processes agree.
-        vector = torch.randn((1, *domain), generator=torch.Generator().manual_seed(0))
-        return cls(vector / vector.norm(), 0.0, math.inf)
+
+@dataclass(frozen=True)
+class _Bound:
+    domain: tuple[int, ...]
+    weights: Weights
+    value: Tensor
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+def _random_unit(domain: tuple[int, ...]) -> Tensor:
+    # A seeded start makes runs and data-parallel processes agree.
+    vector = torch.randn((1, *domain), generator=torch.Generator().manual_seed(0))
+    return vector / vector.norm()
+
+
+def _example(weights: Weights) -> Tensor:
+    return weights[0] if weights else torch.empty(0)
+
+
+def _copy(weights: Weights) -> Weights:
+    return tuple(w.clone() for w in weights)
+
+
+def _same(left: Weights, right: Weights) -> bool:
+    return all(
+        a.shape == b.shape and a.dtype == b.dtype and a.device == b.device and torch.equal(a, b)
+        for a, b in zip(left, right, strict=True)
+    )
 
 
 class FixedOperator(LinearOperator, ABC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -24,14 +25,16 @@ class Compose(LinearOperator):
         super().__init__()
         if not operators:
             raise ConfigError("Expected at least one operator to compose.")
-        for first, second in zip(operators, operators[1:], strict=False):
+        for first, second in pairwise(operators):
             if first.out_channels != second.in_channels:
                 raise ConfigError(
                     f"Expected matching channels, got {first.out_channels} from {first}"
                     f" into {second.in_channels} of {second}."
                 )
-        self.operators = nn.ModuleList(operators)
+        # A ModuleList does not say what it holds.
+        self.operators: list[LinearOperator] = nn.ModuleList(operators)  # type: ignore[assignment]
         self.in_channels, self.out_channels = operators[0].in_channels, operators[-1].out_channels
+        self.sides = operators[0].sides
 
     @property
     def weights(self) -> Weights:
@@ -63,10 +66,10 @@ class Compose(LinearOperator):
             domain = operator.codomain(domain)
         return domain
 
-    def compute_norm_bound(self, domain: tuple[int, ...]) -> Tensor:
+    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
         bounds = []
-        for operator in self.operators:
-            bounds.append(operator.norm_bound(domain))
+        for operator, part in self._split(weights):
+            bounds.append(operator.compute_norm_bound(part, domain))
             domain = operator.codomain(domain)
         return math.prod(bounds[1:], start=bounds[0])
 
@@ -85,7 +88,9 @@ class DepthwiseSeparableConv2d(Compose):
     `multiplier` is the number of depthwise filters per input channel (Xie et al. 2022, Table 6).
     """
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3, multiplier: int = 1) -> None:
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: int = 3, multiplier: int = 1
+    ) -> None:
         middle = in_channels * multiplier
         super().__init__(
             Conv2d(in_channels, middle, kernel_size, groups=in_channels),

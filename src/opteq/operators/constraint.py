@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import torch
-
 from opteq.operators.base import LinearOperator, Weights
 
 
-def constrained_weights(
-    operator: LinearOperator, domain: tuple[int, ...], ceiling: float | None
-) -> Weights:
+def constrained_weights(operator: LinearOperator, domain: tuple[int, ...], ceiling: float | None) -> Weights:
     """Weights of `W · min(1, ceiling / ‖W‖₂)`, differentiable, the stored parameters untouched.
 
     The norm is that of the operator on inputs of shape `domain`, padding included, estimated by power
@@ -24,18 +20,3 @@ def constrained_weights(
         return weights
     first, *rest = weights
     return (first * (ceiling / norm).to(first.dtype), *rest)
-
-
-def constrained_norm_bound(
-    operator: LinearOperator, domain: tuple[int, ...], ceiling: float | None
-) -> torch.Tensor:
-    """Bound on the norm of the operator with its constrained weights, never below the true norm.
-
-    The scale comes from the estimate, which may lie below the true norm, so the bound on the scaled
-    operator is the scaled bound, and may exceed `ceiling`.
-    """
-    bound = operator.norm_bound(domain)
-    if ceiling is None or not operator.weights:
-        return bound
-    with torch.no_grad():
-        return bound * (ceiling / operator.norm(domain).double()).clamp(max=1.0)

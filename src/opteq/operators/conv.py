@@ -7,6 +7,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.grad import conv2d_weight
 
 from opteq.errors import ConfigError
 from opteq.operators.base import LinearOperator, Weights
@@ -21,6 +22,8 @@ class Conv2d(LinearOperator):
     Raises:
         ConfigError: if `kernel_size` is even or `groups` does not divide both channel numbers.
     """
+
+    sides = ("H", "W")
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3, groups: int = 1) -> None:
         super().__init__()
@@ -49,15 +52,13 @@ class Conv2d(LinearOperator):
         return F.conv_transpose2d(y, weights[0], padding=self.kernel_size // 2, groups=self.groups)
 
     def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
-        gradient = torch.nn.grad.conv2d_weight(
-            x, weights[0].shape, y, padding=self.kernel_size // 2, groups=self.groups
-        )
+        gradient = conv2d_weight(x, weights[0].shape, y, padding=self.kernel_size // 2, groups=self.groups)
         return (gradient,)
 
     def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
         return (self.out_channels, *domain[1:])
 
-    def compute_norm_bound(self, domain: tuple[int, ...]) -> Tensor:
+    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
         """Norm of the circular convolution on a torus with room for the padding.
 
         Embedding the zero-padded image into a torus of `H + k - 1` by `W + k - 1` pixels and cropping
@@ -66,7 +67,7 @@ class Conv2d(LinearOperator):
         Sedghi et al. 2019). A compression cannot have the larger norm.
         """
         size = [n + self.kernel_size - 1 for n in domain[1:]]
-        kernel = self.weight.double().unflatten(0, (self.groups, -1))
+        kernel = weights[0].double().unflatten(0, (self.groups, -1))
         # A real kernel's transform is symmetric, so half of the frequencies suffice.
         transform = torch.fft.rfft2(kernel, s=size).permute(0, 3, 4, 1, 2)
         return torch.linalg.matrix_norm(transform, 2).max() * (1 + 1e-12)

@@ -43,8 +43,8 @@ class Dense(LinearOperator):
     def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
         return (self.out_channels,)
 
-    def compute_norm_bound(self, domain: tuple[int, ...]) -> Tensor:
-        return torch.linalg.matrix_norm(self.weight.double(), 2) * (1 + 1e-12)
+    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
+        return torch.linalg.matrix_norm(weights[0].double(), 2) * (1 + 1e-12)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, {self.out_channels}"

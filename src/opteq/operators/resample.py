@@ -21,6 +21,8 @@ class AveragePool(FixedOperator):
         ShapeError: when applied to an image whose sides `factor` does not divide.
     """
 
+    sides = ("H", "W")
+
     def __init__(self, channels: int, factor: int) -> None:
         super().__init__()
         if factor < 1:
@@ -39,11 +41,8 @@ class AveragePool(FixedOperator):
         self._check(domain[1:])
         return (domain[0], *(n // self.factor for n in domain[1:]))
 
-    def compute_norm_bound(self, domain: tuple[int, ...]) -> Tensor:
+    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
         return torch.tensor(1 / self.factor, dtype=torch.float64)
-
-    def norm(self, domain: tuple[int, ...]) -> Tensor:
-        return torch.tensor(1 / self.factor)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, factor={self.factor}"

@@ -10,8 +10,7 @@ from torch import Tensor
 from opteq.options import require, strict_options
 from opteq.solvers.base import Solver, Stepper
 
-# A residual this many times the best one seen, or no better one for `memory + 2` steps, sends a
-# sample back to a Picard step with an empty history.
+# A residual this many times the best one seen sends a sample back to a Picard step.
 _GROWTH = 3.0
 
 
@@ -25,8 +24,8 @@ class Anderson(Solver):
     Weighing the regularisation by `‖g_i‖` makes the method independent of the scale of `z`. Inner
     products are computed once per pair, and the small systems are solved in float64.
 
-    Safeguard, per sample: when the residual grows or stagnates the history is dropped and a Picard
-    step taken.
+    Safeguard, per sample: when the residual grows threefold, or does not improve for `memory + 2`
+    steps, the history is dropped and a Picard step taken.
 
     Args:
         tol: relative residual at which a sample stops.
@@ -59,47 +58,50 @@ class _AndersonStepper:
         self.ridge = 10 * torch.finfo(wide).eps
         self.gram = torch.zeros(batch, memory, memory, dtype=torch.float64, device=x.device)
         self.count = 0  # iterates seen
-        self.age = torch.zeros(batch, dtype=torch.long, device=x.device)  # usable iterates per sample
-        self.best = torch.full((batch,), torch.inf, dtype=torch.float64, device=x.device)
-        self.waited = torch.zeros_like(self.age)  # steps since the best residual
+        # Iterates older than a restart are masked; None as long as no sample has restarted.
+        self.born: Tensor | None = None
+        self.best = torch.full((batch,), torch.inf, dtype=wide, device=x.device)
+        self.best_before = self.best  # at the last look for stagnation
 
-    def __call__(self, x: Tensor, f: Tensor, g: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, f: Tensor, g: Tensor, residual: Tensor) -> Tensor:
         slot = self.count % self.memory
         used = min(self.count + 1, self.memory)
+        self._guard(residual)
         self.differences[:, slot] = g
-        self.candidates[:, slot] = f if self.damping == 1 else x + self.damping * g
-        products = torch.bmm(self.differences[:, :used], g[:, :, None])[..., 0].double()
+        self.candidates[:, slot] = f if self.damping == 1 else torch.add(x, g, alpha=self.damping)
+        # As a product of a row with a matrix this runs many times faster than matrix times column.
+        products = torch.bmm(g[:, None], self.differences[:, :used].mT)[:, 0].double()
+        # The regularisation sits on the diagonal, in proportion to each residual. The system is badly
+        # scaled when residuals fall, which elimination in float64 does not mind.
+        products[:, slot] = (1 + self.ridge) * products[:, slot] + torch.finfo(torch.float64).tiny
         self.gram[:, slot, :used] = products
         self.gram[:, :used, slot] = products
-        self._guard(products[:, slot].clamp(min=0).sqrt())
-
         weights = self._weights(used, slot).to(x.dtype)
         self.count += 1
         return torch.bmm(weights[:, None], self.candidates[:, :used])[:, 0]
 
     def _guard(self, residual: Tensor) -> None:
-        """Update ages; a sample that grows or stagnates keeps only its newest iterate."""
-        better = residual < self.best
-        self.best = torch.where(better, residual, self.best)
-        self.waited = torch.where(better, 0, self.waited + 1)
-        restart = (residual > _GROWTH * self.best) | (self.waited > self.memory + 1)
-        self.age = torch.where(restart, 1, self.age + 1)
-        self.waited = torch.where(restart, 0, self.waited)
-        self.best = torch.where(restart, residual, self.best)
+        """Drop the history of samples whose residual grows, or has not improved for `memory + 2` steps."""
+        restart = residual > _GROWTH * self.best
+        self.best = torch.minimum(self.best, residual)
+        if self.count % (self.memory + 2) == self.memory + 1:
+            restart |= self.best >= self.best_before
+            self.best_before = self.best
+        if bool(restart.any()):
+            born = torch.zeros_like(residual, dtype=torch.long) if self.born is None else self.born
+            self.born = torch.where(restart, self.count, born)
+            self.best = torch.where(restart, residual, self.best)
+            self.best_before = torch.where(restart, torch.inf, self.best_before)
 
     def _weights(self, used: int, slot: int) -> Tensor:
         """`(batch, used)` mixing weights `α`, zero for iterates that a sample may not use."""
-        steps_back = (slot - torch.arange(used, device=self.gram.device)) % self.memory
-        usable = steps_back < self.age[:, None]
         gram = self.gram[:, :used, :used]
-        scale = gram.diagonal(dim1=1, dim2=2).clamp(min=torch.finfo(torch.float64).tiny).rsqrt()
-        both = usable[:, :, None] & usable[:, None, :]
-        unit = torch.where(both, scale[:, :, None] * gram * scale[:, None, :], 0.0)
-        unit.diagonal(dim1=1, dim2=2).copy_(1.0 + self.ridge)
-        # In the variables w_i = α_i ‖g_i‖ the constraint reads ⟨scale, w⟩ = 1.
-        target = torch.where(usable, scale / scale.amax(1, keepdim=True), 0.0)
-        solution = torch.linalg.solve_ex(unit, target)[0]
-        alpha = solution * target
-        alpha = alpha / alpha.sum(1, keepdim=True)
-        picard = (steps_back == 0).to(alpha.dtype).expand_as(alpha)
-        return torch.where(torch.isfinite(alpha).all(1, keepdim=True), alpha, picard)
+        ones = torch.ones(gram.shape[:2], dtype=gram.dtype, device=gram.device)
+        if self.born is not None:
+            steps_back = (slot - torch.arange(used, device=gram.device)) % self.memory
+            usable = self.count - steps_back >= self.born[:, None]
+            both = usable[:, :, None] & usable[:, None, :]
+            gram = torch.where(both, gram, torch.eye(used, dtype=gram.dtype, device=gram.device))
+            ones = usable.to(gram.dtype)
+        solution = torch.linalg.solve_ex(gram, ones)[0]
+        return solution / solution.sum(1, keepdim=True)

@@ -12,8 +12,8 @@ from opteq.errors import ConfigError
 from opteq.results import SolveInfo, State
 from opteq.solvers.space import Space
 
-Stepper = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""`(x, f, g) ↦ next x` with `f = T(x)` and `g = f - x`, all of shape `(batch, n)`."""
+Stepper = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+"""`(x, f, g, ‖g‖) ↦ next x` with `f = T(x)`, `g = f - x` of shape `(batch, n)` and norms `(batch,)`."""
 
 
 class Solver(ABC):
@@ -82,34 +82,34 @@ def solve_fixed_point(
     result: Tensor | None = None
     active = torch.ones(len(x), dtype=torch.bool, device=x.device)
     converged = torch.zeros_like(active)
-    steps = torch.zeros(len(x), dtype=torch.long, device=x.device)
+    steps = torch.full((len(x),), solver.max_steps, device=x.device)
     history: list[Tensor] = []
 
-    for step in range(solver.max_steps):
+    for step in range(1, solver.max_steps + 1):
         f = space.flatten(function(space.restore(x)))
         g = f - x
-        size = row_norms(f)
-        residual = residual_scale * row_norms(g) / size.clamp(min=torch.finfo(size.dtype).tiny)
-        broken = ~torch.isfinite(residual)
-        history.append(torch.where(active & ~broken, residual, torch.nan))
-        steps += active
-        stops = active & ((residual <= solver.tol) | broken)
-        converged |= stops & ~broken
-        last = step == solver.max_steps - 1 or bool((stops == active).all())
-        leaving = active if last else stops
+        change, size = row_norms(g), row_norms(f)
+        residual = residual_scale * change / size.clamp(min=torch.finfo(size.dtype).tiny)
+        history.append(residual)
+        # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
+        met, finite = residual <= solver.tol, torch.isfinite(change)
+        stops = active & (met | ~finite)
+        last = step == solver.max_steps
         if last or bool(stops.any()):
-            kept = x
-            if bool(broken.any()):
-                kept = torch.where(torch.isfinite(x).all(1, keepdim=True), x, previous)
-            if result is None:
-                result = kept if last else torch.where(leaving[:, None], kept, torch.zeros_like(kept))
-            else:
-                result = torch.where(leaving[:, None], kept, result)
+            kept = (
+                x if bool(finite.all()) else torch.where(torch.isfinite(x).all(1, keepdim=True), x, previous)
+            )
+            # The samples that go on overwrite their rows when they stop.
+            result = kept if result is None else torch.where(active[:, None], kept, result)
+            steps = torch.where(stops, step, steps)
+            converged |= stops & met
             active = active & ~stops
-        if last:
-            break
-        previous, x = x, advance(x, f, g)
+            if last or not bool(active.any()):
+                break
+        previous, x = x, advance(x, f, g, change)
 
     assert result is not None  # max_steps is at least 1
-    info = SolveInfo(torch.stack(history, dim=1), steps, converged, len(history))
-    return space.restore(result), info
+    residuals = torch.stack(history, dim=1)
+    seen = torch.arange(1, len(history) + 1, device=x.device) <= steps[:, None]
+    residuals = torch.where(seen, residuals, torch.nan)
+    return space.restore(result), SolveInfo(residuals, steps, converged, len(history))

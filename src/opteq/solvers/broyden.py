@@ -48,11 +48,10 @@ class _BroydenStepper:
         self.left = x.new_zeros(batch, memory, n)  # u_i; zero where a sample has no i-th term
         self.right = x.new_zeros(batch, memory, n)  # v_i
         self.terms = 0
-        self.best = torch.full((batch,), torch.inf, dtype=x.dtype, device=x.device)
+        self.best = torch.full((batch,), torch.inf, dtype=torch.float64, device=x.device)
         self.last: tuple[Tensor, Tensor] | None = None  # previous step s and F
 
-    def __call__(self, x: Tensor, f: Tensor, g: Tensor) -> Tensor:
-        residual = torch.linalg.vector_norm(g, dim=1)
+    def __call__(self, x: Tensor, f: Tensor, g: Tensor, residual: Tensor) -> Tensor:
         if self.last is not None:
             step, old = self.last
             if self.terms == self.left.shape[1]:

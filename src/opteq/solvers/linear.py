@@ -13,12 +13,6 @@ from opteq.solvers.base import check_tolerance, row_norms
 Matvec = Callable[[Tensor], Tensor]
 
 
-
-def _scale(b: Tensor) -> Tensor:
-    size = row_norms(b)
-    return torch.where(size > 0, size, 1.0)
-
-
 @torch.no_grad()
 def conjugate_gradients(matvec: Matvec, b: Tensor, tol: float, max_steps: int) -> tuple[Tensor, SolveInfo]:
     """Solve `A x = b` for symmetric positive-definite `A` (Hestenes and Stiefel 1952).
@@ -30,30 +24,32 @@ def conjugate_gradients(matvec: Matvec, b: Tensor, tol: float, max_steps: int) -
         ConfigError: if the tolerance is below what the dtype can resolve.
     """
     check_tolerance(tol, b.dtype)
-    scale = _scale(b)
-    x, r = torch.zeros_like(b), b
-    p, rr = r, row_norms(r).square()
-    relative = rr.sqrt() / scale
+    size = row_norms(b)
+    # Solved for b / ‖b‖, whose squares neither underflow nor overflow.
+    r = (b / torch.where(size > 0, size, 1.0)[:, None]).to(b.dtype)
+    x, p = torch.zeros_like(r), r.clone()
+    rr, goal = row_norms(r).square(), tol**2
+    active = ~(rr <= goal)
     steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
-    active = ~(relative <= tol)
-    history, evaluations = [relative], 0
-    while evaluations < max_steps and bool(active.any()):
+    history = [rr]
+    while len(history) <= max_steps and bool(active.any()):
         ap = matvec(p)
-        evaluations += 1
-        steps += active
         curvature = torch.linalg.vecdot(p, ap).to(rr.dtype)
-        alpha = torch.where(active & (curvature > 0), rr / curvature, 0.0).to(b.dtype)[:, None]
-        x = torch.addcmul(x, alpha, p)
-        r = torch.addcmul(r, alpha, ap, value=-1)
-        new_rr = row_norms(r).square()
-        relative = new_rr.sqrt() / scale
-        history.append(torch.where(active, relative, torch.nan))
         # No curvature means that the matrix is not positive definite (or not finite): stop there.
-        active = active & ~(relative <= tol) & (curvature > 0)
-        beta = torch.where(active, new_rr / rr, 0.0).to(b.dtype)[:, None]
-        p = torch.addcmul(r, beta, p)
+        steps += active
+        sound = active & (curvature > 0)
+        alpha = torch.where(sound, rr / curvature, 0.0).to(b.dtype)[:, None]
+        x.addcmul_(alpha, p)
+        r.addcmul_(alpha, ap, value=-1)
+        new_rr = row_norms(r).square()
+        history.append(torch.where(active, new_rr, torch.nan))
+        active = sound & (new_rr > goal)
+        p = torch.addcmul(r, torch.where(active, new_rr / rr, 0.0).to(b.dtype)[:, None], p)
         rr = new_rr
-    return x, SolveInfo(torch.stack(history, dim=1), steps, relative <= tol, evaluations)
+    residuals = torch.stack(history, dim=1).sqrt()
+    # A right-hand side that is not finite gives a solution that is not.
+    x = (x * size[:, None]).to(b.dtype)
+    return x, SolveInfo(residuals, steps, rr <= goal, len(history) - 1)
 
 
 @torch.no_grad()
@@ -69,7 +65,8 @@ def gmres(matvec: Matvec, b: Tensor, tol: float, max_steps: int) -> tuple[Tensor
     """
     check_tolerance(tol, b.dtype)
     batch = len(b)
-    scale = _scale(b)
+    size = row_norms(b)
+    scale = torch.where(size > 0, size, 1.0)
     basis = [b / scale.to(b.dtype)[:, None]]
     hessenberg = torch.zeros(batch, max_steps + 1, max_steps, dtype=torch.float64, device=b.device)
     coefficients = torch.zeros(batch, max_steps, dtype=torch.float64, device=b.device)

@@ -40,7 +40,7 @@ class Nesterov(Solver):
         momentum = torch.ones(len(x), dtype=torch.float64, device=x.device)
         previous = x
 
-        def advance(x: Tensor, f: Tensor, g: Tensor) -> Tensor:
+        def advance(x: Tensor, f: Tensor, g: Tensor, size: Tensor) -> Tensor:
             nonlocal momentum, previous
             move = f - previous
             uphill = torch.linalg.vecdot(g, move) < 0

@@ -40,10 +40,10 @@ class _Layout:
     def flatten(self, tensor: Tensor) -> Tensor:
         if self.channels_last:
             tensor = tensor.permute(0, 2, 3, 1)
-        return tensor.reshape(tensor.shape[0], -1)
+        return tensor.reshape(len(tensor), self.size)
 
     def restore(self, rows: Tensor) -> Tensor:
         if self.channels_last:
             channels, height, width = self.shape
-            return rows.unflatten(1, (height, width, channels)).permute(0, 3, 1, 2)
-        return rows.unflatten(1, self.shape) if len(self.shape) != 1 else rows
+            return rows.reshape(len(rows), height, width, channels).permute(0, 3, 1, 2)
+        return rows.reshape(len(rows), *self.shape)
