@@ -41,6 +41,10 @@ class Activation(ABC):
     def __call__(self, a: Tensor) -> Tensor:
         """`σ(a)`."""
 
+    def overwrite(self, a: Tensor) -> Tensor:
+        """`σ(a)` for an `a` that no one needs afterwards, in its memory where that is possible."""
+        return self(a)
+
     @abstractmethod
     def derivative(self, a: Tensor) -> Tensor:
         """`σ'(a)`; at a kink, the value autograd uses."""
@@ -96,6 +100,9 @@ class ReLU(Activation):
 
     def __call__(self, a: Tensor) -> Tensor:
         return F.relu(a)
+
+    def overwrite(self, a: Tensor) -> Tensor:
+        return torch.relu_(a)
 
     def derivative(self, a: Tensor) -> Tensor:
         return (a > 0).to(a.dtype)

@@ -61,10 +61,7 @@ class Equation(ABC):
 
     Attributes:
         tensors: every tensor that `T` depends on differentiably: injections, weights, scales.
-        has_energy: whether a scalar hidden objective exists.
     """
-
-    has_energy = True
 
     @property
     @abstractmethod
@@ -73,6 +70,26 @@ class Equation(ABC):
     @abstractmethod
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
         """The same equation with other values of `tensors`."""
+
+    @property
+    def has_energy(self) -> bool:
+        """Whether a scalar hidden objective exists."""
+        return True
+
+    @property
+    def conservative(self) -> bool:
+        """Whether `z - T(z) = ∇energy(z)`, so that `J` is symmetric."""
+        return self.proximal
+
+    @property
+    def proximal(self) -> bool:
+        """Whether `T` is conservative and a proximal operator, `0 ⪯ J ⪯ I`."""
+        return False
+
+    @property
+    def batch_coupled(self) -> bool:
+        """Whether the samples of the batch enter each other's equation."""
+        return False
 
     @abstractmethod
     def __call__(self, state: State) -> State:
@@ -102,6 +119,10 @@ class Equation(ABC):
         """The derivative at `state`; by automatic differentiation unless a map knows better."""
         return AutogradLinearization(self, state)
 
+    def value_and_linearization(self, state: State) -> tuple[State, Linearization]:
+        """`T(z)` and the derivative there; maps share the work of the two where they can."""
+        return self(state), self.linearize(state)
+
     def gradient_map(self) -> tuple[Callable[[State], State], float]:
         """A map that is a (proximal) gradient step of length `t ≤ 1`, and the factor `1/t`.
 
@@ -123,14 +144,19 @@ class AutogradLinearization(Linearization):
 
     def __init__(self, equation: Equation, state: State) -> None:
         with torch.enable_grad():
-            self._equation, self._state = equation, state
             self._inputs = tuple(t.detach().requires_grad_() for t in tensors_of(state))
             self._leaves = tuple(t.detach().requires_grad_() for t in equation.tensors)
             output = equation.with_tensors(self._leaves)(like(state, self._inputs))
             self._outputs = tensors_of(output)
 
     def jvp(self, tangent: State) -> State:
-        return torch.func.jvp(self._equation.detach(), (self._state,), (tangent,))[1]
+        # J v is the derivative of the linear function u ↦ Jᵀu, so reverse mode suffices.
+        with torch.enable_grad():
+            u = tuple(torch.zeros_like(t, requires_grad=True) for t in self._outputs)
+            product = torch.autograd.grad(
+                self._outputs, self._inputs, u, create_graph=True, materialize_grads=True
+            )
+        return like(tangent, torch.autograd.grad(product, u, tensors_of(tangent)))
 
     def vjp(self, cotangent: State) -> State:
         gradients = torch.autograd.grad(
@@ -165,3 +191,33 @@ def symmetrized(diagonal: State, matvec: Callable[[State], State]) -> SymmetricF
         enter=lambda g: map_state(torch.mul, root, g),
         leave=lambda v, g: map_state(torch.add, g, matvec(map_state(torch.mul, root, v))),
     )
+
+
+def eliminated(first: Callable[[State], State], second: Callable[[State], State]) -> SymmetricForm:
+    """The symmetric form of `J = S_2 S_1`, `S_1` symmetric and `S_2` symmetric positive semidefinite.
+
+    `u = g + S_1 S_2 u` is multiplied by `S_2`, `(S_2 - S_2 S_1 S_2) v = S_2 g`, which fixes `S_2 v` and
+    with it `u = g + S_1 S_2 v`. The last step makes the residual of `u` no larger than that of `v`.
+    """
+
+    def matvec(v: State) -> State:
+        w = second(v)
+        return map_state(torch.add, map_state(torch.sub, v, w), second(first(w)))
+
+    return SymmetricForm(
+        matvec,
+        enter=second,
+        leave=lambda v, g: map_state(torch.add, g, first(second(v))),
+    )
+
+
+def with_tensors_of(
+    equations: tuple[Equation, ...], tensors: tuple[Tensor, ...]
+) -> tuple[tuple[Equation, ...], tuple[Tensor, ...]]:
+    """`equations` with values for the `tensors` of all of them in turn, and the values left over."""
+    replaced = []
+    for equation in equations:
+        count = len(equation.tensors)
+        replaced.append(equation.with_tensors(tensors[:count]))
+        tensors = tensors[count:]
+    return tuple(replaced), tensors

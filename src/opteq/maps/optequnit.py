@@ -88,6 +88,10 @@ class OptEqEquation(Equation):
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
         return replace(self, injection=tensors[0], weights=tuple(tensors[1:]))
 
+    @property
+    def proximal(self) -> bool:
+        return True  # under the norm condition of Theorem 1
+
     def initial(self) -> Tensor:
         return zero_state(self.injection, state_shape(self.operator, self.injection))
 
@@ -105,7 +109,7 @@ class OptEqEquation(Equation):
 
     def __call__(self, state: State) -> Tensor:
         assert isinstance(state, Tensor)
-        return self.pool(self.activation(self.preactivation(state)))
+        return self.pool(self.activation.overwrite(self.preactivation(state)))
 
     def energy(self, state: State) -> Tensor:
         """`Q(z) = ½‖z‖² - (1/μ) 1ᵀσ̃(W z + c)`; at the equilibrium `Q(z*) = φ(z*)`."""
@@ -123,6 +127,11 @@ class OptEqEquation(Equation):
     def linearize(self, state: State) -> Linearization:
         assert isinstance(state, Tensor)
         return _OptEqLinearization(self, state)
+
+    def value_and_linearization(self, state: State) -> tuple[State, Linearization]:
+        assert isinstance(state, Tensor)
+        linearization = _OptEqLinearization(self, state)
+        return self.pool(linearization.hidden), linearization
 
     def gradient_map(self) -> tuple[OptEqEquation, float]:
         return self, 1.0
@@ -146,7 +155,7 @@ class _OptEqLinearization(Linearization):
     def __init__(self, equation: OptEqEquation, state: Tensor) -> None:
         self._equation, self._state = equation, state
         preactivation = equation.preactivation(state)
-        self._hidden = equation.activation(preactivation)
+        self.hidden = equation.activation(preactivation)
         self._slope = equation.activation.derivative(preactivation)
         self.symmetric = symmetric_psd(self.jvp)
 
@@ -162,7 +171,7 @@ class _OptEqLinearization(Linearization):
         assert isinstance(cotangent, Tensor)
         equation = self._equation
         injection = self._slope * self._lift(cotangent) / equation.mu
-        outer = equation.operator.weight_gradient(equation.weights, cotangent, self._hidden / equation.mu)
+        outer = equation.operator.weight_gradient(equation.weights, cotangent, self.hidden / equation.mu)
         inner = equation.operator.weight_gradient(equation.weights, self._state, injection)
         return (injection, *map(torch.add, outer, inner))
 

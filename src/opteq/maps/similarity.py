@@ -86,8 +86,8 @@ class _SimilarityLinearization(Linearization):
     structure = "symmetrizable"
 
     def __init__(self, equation: SimilarityEquation, state: Tensor) -> None:
-        self._slope = equation.activation.derivative(equation.similarity.gradient(state))
         self._hessian = equation.similarity.linearize(state)
+        self._slope = equation.activation.derivative(self._hessian.gradient())
         self.symmetric = symmetrized(self._slope, self._product)
 
     def jvp(self, tangent: State) -> Tensor:

@@ -124,6 +124,9 @@ class _GaussianLinearization(SimilarityLinearization):
         self._similarity, self._y = similarity, y
         self._at = similarity._at(y)
 
+    def gradient(self) -> Tensor:
+        return self._similarity._pool(self._at.weight * self._at.projected)
+
     def product(self, v: Tensor) -> Tensor:
         lifted = self._lift(v)
         return -self._similarity._pool(self._curvature(lifted, self._similarity.project(lifted)))

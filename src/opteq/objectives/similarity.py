@@ -16,7 +16,11 @@ from opteq.results import Certificate
 
 
 class SimilarityLinearization(ABC):
-    """The second derivative of a similarity at one state."""
+    """The first and the second derivative of a similarity at one state."""
+
+    @abstractmethod
+    def gradient(self) -> Tensor:
+        """`∇S`."""
 
     @abstractmethod
     def product(self, v: Tensor) -> Tensor:

@@ -59,19 +59,29 @@ class Conv2d(LinearOperator):
         return (self.out_channels, *domain[1:])
 
     def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
-        """Norm of the circular convolution on a torus with room for the padding.
-
-        Embedding the zero-padded image into a torus of `H + k - 1` by `W + k - 1` pixels and cropping
-        the result makes the zero-padded convolution a compression of the circular one, whose norm is
-        the largest spectral norm among the `(out, in)` matrices of its Fourier transform (the idea of
-        Sedghi et al. 2019). A compression cannot have the larger norm.
-        """
-        size = [n + self.kernel_size - 1 for n in domain[1:]]
-        kernel = weights[0].double().unflatten(0, (self.groups, -1))
-        # A real kernel's transform is symmetric, so half of the frequencies suffice.
-        transform = torch.fft.rfft2(kernel, s=size).permute(0, 3, 4, 1, 2)
-        return torch.linalg.matrix_norm(transform, 2).max() * (1 + 1e-12)
+        return circular_norm(weights[0], self.groups, domain[1:])
 
     def extra_repr(self) -> str:
         groups = f", groups={self.groups}" if self.groups > 1 else ""
         return f"{self.in_channels}, {self.out_channels}, {self.kernel_size}{groups}"
+
+
+def circular_norm(weight: Tensor, groups: int, sides: tuple[int, ...]) -> Tensor:
+    """Norm of the circular convolution on a torus with room for the padding, in float64.
+
+    Embedding a zero-padded image into a torus of `H + k - 1` by `W + k - 1` pixels makes its
+    convolution, with whatever zero padding and stride, a compression of the circular one: cropping
+    and subsampling pick some of its values. The norm of the circular one is the largest spectral norm
+    among the `(out, in)` matrices of its Fourier transform (the idea of Sedghi et al. 2019), and a
+    compression cannot have the larger norm.
+
+    Args:
+        weight: `(out, in / groups, k, k)`.
+        groups: number of groups of channels.
+        sides: height and width of the images.
+    """
+    size = [n + k - 1 for n, k in zip(sides, weight.shape[2:], strict=True)]
+    kernel = weight.double().unflatten(0, (groups, -1))
+    # A real kernel's transform is symmetric, so half of the frequencies suffice.
+    transform = torch.fft.rfft2(kernel, s=size).permute(0, 3, 4, 1, 2)
+    return torch.linalg.matrix_norm(transform, 2).max() * (1 + 1e-12)

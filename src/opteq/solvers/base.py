@@ -13,7 +13,10 @@ from opteq.results import SolveInfo, State
 from opteq.solvers.space import Space
 
 Stepper = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""`(x, f, g, ‖g‖) ↦ next x` with `f = T(x)`, `g = f - x` of shape `(batch, n)` and norms `(batch,)`."""
+"""`(x, f, g, ‖g‖) ↦ next x` with `f = T(x)`, `g = f - x` of shape `(batch, n)` and norms `(batch,)`.
+
+The memory of `g` is reused for the next step: a stepper copies what it keeps of it.
+"""
 
 
 class Solver(ABC):
@@ -43,9 +46,10 @@ def check_tolerance(tol: float, dtype: torch.dtype) -> None:
     """
     floor = 10 * torch.finfo(dtype).eps
     if not tol >= floor:
+        # Twice the floor, so that the rounded number is one that will be accepted.
         raise ConfigError(
             f"tol={tol:g} cannot be reached in {str(dtype).removeprefix('torch.')};"
-            f" use at least {floor:.1g} or a wider dtype."
+            f" use at least {2 * floor:.1g} or a wider dtype."
         )
 
 
@@ -78,7 +82,7 @@ def solve_fixed_point(
     x = space.flatten(initial)
     check_tolerance(solver.tol, x.dtype)
     advance = solver.start(x)
-    previous = x
+    previous, g = x, torch.empty_like(x)
     result: Tensor | None = None
     active = torch.ones(len(x), dtype=torch.bool, device=x.device)
     converged = torch.zeros_like(active)
@@ -87,7 +91,7 @@ def solve_fixed_point(
 
     for step in range(1, solver.max_steps + 1):
         f = space.flatten(function(space.restore(x)))
-        g = f - x
+        torch.sub(f, x, out=g)
         change, size = row_norms(g), row_norms(f)
         residual = residual_scale * change / size.clamp(min=torch.finfo(size.dtype).tiny)
         history.append(residual)
