@@ -24,11 +24,13 @@ class SymmetricForm:
         matvec: `v ↦ S v`; `I - S` is positive definite where the map contracts.
         enter: right-hand side from the cotangent `g`.
         leave: adjoint solution `u` from `v` and `g`.
+        pullback: the linearization's `pullback(leave(v, g))` straight from `v`, where that saves work.
     """
 
     matvec: Callable[[State], State]
     enter: Callable[[State], State]
     leave: Callable[[State, State], State]
+    pullback: Callable[[State], Gradients] | None = None
 
 
 class Linearization(ABC):
@@ -180,16 +182,26 @@ def symmetric_psd(matvec: Callable[[State], State]) -> SymmetricForm:
     return SymmetricForm(matvec, enter=lambda g: g, leave=lambda v, g: v)
 
 
-def symmetrized(diagonal: State, matvec: Callable[[State], State]) -> SymmetricForm:
+def symmetrized(
+    diagonal: State,
+    matvec: Callable[[State], State],
+    pullback: Callable[[State], Gradients],
+) -> SymmetricForm:
     """The symmetric form of `J = D H` with diagonal `D ⪰ 0` and symmetric `H = matvec`.
 
-    `u = g + H D u` is solved as `(I - D^½ H D^½) v = D^½ g`, then `u = g + H D^½ v`.
+    `u = g + H D u` is solved as `(I - D^½ H D^½) v = D^½ g`, then `u = g + H D^½ v`. Multiplied by `D^½`
+    the latter reads `D u = D^½ v`: `pullback`, which takes `D u`, needs no further product with `H`.
     """
     root = map_state(torch.sqrt, diagonal)
+
+    def scale(v: State) -> State:
+        return map_state(torch.mul, root, v)
+
     return SymmetricForm(
-        matvec=lambda v: map_state(torch.mul, root, matvec(map_state(torch.mul, root, v))),
-        enter=lambda g: map_state(torch.mul, root, g),
-        leave=lambda v, g: map_state(torch.add, g, matvec(map_state(torch.mul, root, v))),
+        matvec=lambda v: scale(matvec(scale(v))),
+        enter=scale,
+        leave=lambda v, g: map_state(torch.add, g, matvec(scale(v))),
+        pullback=lambda v: pullback(scale(v)),
     )
 
 

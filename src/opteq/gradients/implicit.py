@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from opteq.equation import Equation, Gradients, Linearization
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.gradients.base import AdjointMethod, Report
 from opteq.options import require, strict_options
-from opteq.results import SolveInfo, State, map_state
+from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
 from opteq.solvers.linear import conjugate_gradients, gmres
@@ -47,26 +47,36 @@ class Implicit(AdjointMethod):
 
     def pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:
         linearization = equation.linearize(state)
-        adjoint, info = self._solve(linearization, state, cotangent)
-        report(info)
-        return linearization.pullback(adjoint)
-
-    def _solve(self, linearization: Linearization, state: State, g: State) -> tuple[State, SolveInfo]:
         form = linearization.symmetric
         if self.method == "cg" and form is None:
             raise ConfigError(
                 "This map has no symmetric form, which method='cg' needs; use 'auto' or 'gmres'."
             )
-        # The state's layout, whichever layout the cotangent arrives in, is the one the map is fast in.
-        space = Space(state)
         if form is not None and self.method in ("auto", "cg"):
+            v, info = self._solve_symmetric(form, state, cotangent)
+            report(info)
+            if form.pullback is not None:
+                return form.pullback(v)
+            return linearization.pullback(form.leave(v, cotangent))
+        adjoint, info = self._solve(linearization, state, cotangent, equation.batch_coupled)
+        report(info.shared_by(len(tensors_of(state)[0])) if equation.batch_coupled else info)
+        return linearization.pullback(adjoint)
 
-            def residual_operator(v: Tensor) -> Tensor:
-                return v - space.flatten(form.matvec(space.restore(v)))
+    def _solve_symmetric(self, form: SymmetricForm, state: State, g: State) -> tuple[State, SolveInfo]:
+        # The state's layout, whichever layout the cotangent arrives in, is the one the map is fast in.
+        space = Space(state, joint)
 
-            b = space.flatten(form.enter(g))
-            v, info = conjugate_gradients(residual_operator, b, self.tol, self.max_steps)
-            return form.leave(space.restore(v), g), info
+        def residual_operator(v: Tensor) -> Tensor:
+            return v - space.flatten(form.matvec(space.restore(v)))
+
+        b = space.flatten(form.enter(g))
+        v, info = conjugate_gradients(residual_operator, b, self.tol, self.max_steps)
+        return space.restore(v), info
+
+    def _solve(
+        self, linearization: Linearization, state: State, g: State, joint: bool
+    ) -> tuple[State, SolveInfo]:
+        space = Space(state)
         if self.method == "gmres":
 
             def adjoint_operator(u: Tensor) -> Tensor:
@@ -76,4 +86,6 @@ class Implicit(AdjointMethod):
             return space.restore(u), info
         solver = Anderson(self.tol, self.max_steps)
         start = space.restore(space.flatten(g))
-        return solve_fixed_point(lambda u: map_state(Tensor.add, g, linearization.vjp(u)), start, solver)
+        return solve_fixed_point(
+            lambda u: map_state(Tensor.add, g, linearization.vjp(u)), start, solver, joint=joint
+        )

@@ -88,7 +88,7 @@ class _SimilarityLinearization(Linearization):
     def __init__(self, equation: SimilarityEquation, state: Tensor) -> None:
         self._hessian = equation.similarity.linearize(state)
         self._slope = equation.activation.derivative(self._hessian.gradient())
-        self.symmetric = symmetrized(self._slope, self._product)
+        self.symmetric = symmetrized(self._slope, self._product, self._pullback)
 
     def jvp(self, tangent: State) -> Tensor:
         return self._slope * self._product(tangent)
@@ -99,7 +99,11 @@ class _SimilarityLinearization(Linearization):
 
     def pullback(self, cotangent: State) -> Gradients:
         assert isinstance(cotangent, Tensor)
-        return self._hessian.pullback(self._slope * cotangent)
+        return self._pullback(self._slope * cotangent)
+
+    def _pullback(self, slope_times_cotangent: State) -> Gradients:
+        assert isinstance(slope_times_cotangent, Tensor)
+        return self._hessian.pullback(slope_times_cotangent)
 
     def _product(self, v: State) -> Tensor:
         assert isinstance(v, Tensor)

@@ -123,38 +123,37 @@ class _GaussianLinearization(SimilarityLinearization):
     def __init__(self, similarity: GaussianSimilarity, y: Tensor) -> None:
         self._similarity, self._y = similarity, y
         self._at = similarity._at(y)
+        self._force = self._at.weight * self._at.projected
 
     def gradient(self) -> Tensor:
-        return self._similarity._pool(self._at.weight * self._at.projected)
+        return self._similarity._pool(self._force)
 
     def product(self, v: Tensor) -> Tensor:
         lifted = self._lift(v)
-        return -self._similarity._pool(self._curvature(lifted, self._similarity.project(lifted)))
+        return self._similarity._pool(self._response(lifted, self._similarity.project(lifted)))
 
     def pullback(self, u: Tensor) -> Gradients:
         # ⟨u, ∇S⟩ = Σ e_i q_iᵀG r_i with q = patch(W u); r, G, γ and W enter as below.
         s, at = self._similarity, self._at
         lifted = self._lift(u)
-        projected = s.project(lifted)
-        overlap = torch.linalg.vecdot(projected, at.residual)[..., None]
-        injection = s.patches.merge(self._curvature(lifted, projected), s.injection)
+        overlap = torch.linalg.vecdot(lifted, at.projected)[..., None]
+        response = s.patches.merge(self._response(lifted, s.project(lifted)), s.injection)
         gamma = -(at.distance * at.weight * overlap).sum((1, 2))
-        outer = s.operator.weight_gradient(
-            s.weights, u, s.patches.merge(at.weight * at.projected, s.injection)
-        )
-        inner = s.operator.weight_gradient(s.weights, self._y, -injection)
+        force = s.patches.merge(self._force, s.injection)
+        outer = s.operator.weight_gradient(s.weights, u, force)
+        inner = s.operator.weight_gradient(s.weights, self._y, response)
         weights = tuple(map(torch.add, outer, inner))
         if s.gram is None:
-            return (injection, gamma, *weights)
+            return (-response, gamma, *weights)
         drift = at.weight * (lifted - s.gamma[:, None, None] * overlap * at.residual)
-        gram = torch.einsum("bni,bnj->ij", drift, at.residual)
-        return (injection, gamma, gram, *weights)
+        gram = drift.flatten(0, 1).mT @ at.residual.flatten(0, 1)
+        return (-response, gamma, gram, *weights)
 
     def _lift(self, v: Tensor) -> Tensor:
         return self._similarity.split(self._similarity.operator.matvec(self._similarity.weights, v))
 
-    def _curvature(self, lifted: Tensor, projected: Tensor) -> Tensor:
-        """`A q` for patches `q` with `G q = projected`."""
-        at, gamma = self._at, self._similarity.gamma[:, None, None]
-        overlap = torch.linalg.vecdot(lifted, at.projected)[..., None]
-        return at.weight * (projected - 2 * gamma * overlap * at.projected)
+    def _response(self, lifted: Tensor, projected: Tensor) -> Tensor:
+        """`-A q`, the change of the forces `e_i G r_i`, for patches `q` with `G q = projected`."""
+        overlap = torch.linalg.vecdot(lifted, self._at.projected)[..., None]
+        shift = 2 * self._similarity.gamma[:, None, None] * overlap
+        return torch.addcmul(shift * self._force, self._at.weight, projected, value=-1)
