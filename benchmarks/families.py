@@ -1,0 +1,209 @@
+"""The equilibrium maps of the cells, each written three times.
+
+As plain PyTorch functions, the way a user of another library would write them from the papers; as a
+layer of opteq; and as the bare operators that any exact method has to run.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.operators import Operator, largest_singular_value
+from opteq.maps.base import EquilibriumMap
+from opteq.maps.gaussian import GaussianMap
+from opteq.maps.optequnit import OptEqUnit
+from opteq.objectives.patches import Patches
+
+Tensors = Mapping[str, Tensor]
+Leaves = dict[str, nn.Parameter]
+Map = Callable[[Tensor], Tensor]
+# An operator with its arguments, ready to run.
+Call = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What a map is built for; `size` is height and width, ignored by dense operators."""
+
+    batch: int
+    channels: int
+    hidden: int
+    size: int
+    norm: float
+
+
+@dataclass(frozen=True)
+class Family(ABC):
+    """An equilibrium map with `U` and `W`, both from `channels` to `hidden`, and a bias `b`."""
+
+    operator: Operator
+
+    def draw(self, sizes: Sizes) -> Tensors:
+        """Float64 leaves of one problem: the input `x`, and `W`, `U` and `b`.
+
+        `W` is scaled so that the operator's own norm (zero padding at this image size included) is
+        `sizes.norm`. Injections `U x + b` have mean zero and standard deviation near 0.6, so that about
+        half of the units are active.
+        """
+        generator = torch.Generator().manual_seed(0)
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+        domain = self.operator.domain(sizes.channels, sizes.size)
+        shape = self.operator.weight_shape(sizes.channels, sizes.hidden)
+        fan_in = torch.Size(shape[1:]).numel()
+        W = normal(*shape)
+        W *= sizes.norm / self.norm(W, domain)
+        return {
+            "x": normal(sizes.batch, *domain),
+            "W": W,
+            "U": 0.6 * normal(*shape) / fan_in**0.5,
+            "b": 0.1 * normal(sizes.hidden),
+        }
+
+    def norm(self, W: Tensor, domain: tuple[int, ...]) -> float:
+        """Norm of the operator with weight `W` on samples of shape `domain`."""
+        start = torch.randn((1, *domain), generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+        return largest_singular_value(lambda v: self.operator.adjoint(W, self.operator.apply(W, v)), start)
+
+    def injection(self, leaves: Tensors) -> Tensor:
+        """`c = U x + b`."""
+        product = self.operator.apply(leaves["U"], leaves["x"])
+        return product + leaves["b"].view(-1, *[1] * (product.dim() - 2))
+
+    @abstractmethod
+    def equation(self, leaves: Tensors) -> Map:
+        """`T`, attached to the graph of the leaves."""
+
+    @abstractmethod
+    def units(self, leaves: Tensors, state: Tensor) -> Tensor:
+        """The rectified units at a state: positive where active."""
+
+    @abstractmethod
+    def map(self, leaves: Leaves, max_norm: float | None) -> EquilibriumMap:
+        """The library's map with the leaves as its parameters; `max_norm` is its ceiling on `‖W‖`."""
+
+    def bare_evaluation(self, leaves: Tensors) -> list[Call]:
+        """The operators of one evaluation of `T`, or of one product with its Jacobian."""
+        W, state, hidden = leaves["W"], leaves["x"], self.operator.apply(leaves["W"], leaves["x"])
+        return [lambda: self.operator.apply(W, state), lambda: self.operator.adjoint(W, hidden)]
+
+    def bare_injection(self, leaves: Tensors) -> list[Call]:
+        """The operators that the forward pass runs once."""
+        return [lambda: self.operator.apply(leaves["U"], leaves["x"])]
+
+    def bare_gradients(self, leaves: Tensors) -> list[Call]:
+        """The operators that turn the adjoint solution `u` into gradients.
+
+        One `W u` (the gradient of the injection is `D W u`), two gradients of `W`, which `T` uses twice,
+        and the gradients of `U` and of the input.
+        """
+        W, U, x = leaves["W"], leaves["U"], leaves["x"]
+        hidden = self.operator.apply(W, x)
+        gradient = lambda: self.operator.weight_gradient(W, x, hidden)  # noqa: E731
+        return [
+            lambda: self.operator.apply(W, x),
+            gradient,
+            gradient,
+            gradient,
+            lambda: self.operator.adjoint(U, hidden),
+        ]
+
+    def _fill(self, module: OptEqUnit | GaussianMap, leaves: Leaves) -> None:
+        module.W.weight, module.injection.operator.weight = leaves["W"], leaves["U"]
+        module.injection.bias = leaves["b"]
+
+
+@dataclass(frozen=True)
+class OptEq(Family):
+    """`z = Wᵀ relu(W z + U x + b)`."""
+
+    def equation(self, leaves: Tensors) -> Map:
+        W, c = leaves["W"], self.injection(leaves)
+        return lambda z: self.operator.adjoint(W, torch.relu(self.operator.apply(W, z) + c))
+
+    def units(self, leaves: Tensors, state: Tensor) -> Tensor:
+        return self.operator.apply(leaves["W"], state) + self.injection(leaves)
+
+    def map(self, leaves: Leaves, max_norm: float | None) -> EquilibriumMap:
+        hidden, channels = leaves["W"].shape[:2]
+        W, U = (self.operator.module(channels, hidden) for _ in range(2))
+        module = OptEqUnit(W, U, max_norm=max_norm)
+        self._fill(module, leaves)
+        return module
+
+
+@dataclass(frozen=True)
+class Gaussian(Family):
+    """`y = relu(Wᵀ merge(e^{-γ‖r_i W_h‖²} r_i W_h W_hᵀ))` with `r_i = patch_i(U x + b - W y)`."""
+
+    patch_channels: int = 8
+    patch_size: int = 2
+    patch_hidden: int = 64
+
+    def draw(self, sizes: Sizes) -> Tensors:
+        leaves = super().draw(sizes)
+        generator = torch.Generator().manual_seed(2)
+        shape = (self.patch_channels * self.patch_size**2, self.patch_hidden)
+        W_h = torch.randn(shape, generator=generator, dtype=torch.float64)
+        # A shade under 1, where the library's own constraint on W_h leaves it alone.
+        return {**leaves, "W_h": 0.99 * W_h / torch.linalg.matrix_norm(W_h, 2)}
+
+    def equation(self, leaves: Tensors) -> Map:
+        W, W_h, c = leaves["W"], leaves["W_h"], self.injection(leaves)
+        start = (self.split(c) @ W_h).square().sum(-1)
+        nearest = torch.maximum(start.amin(1), 0.01 * start.mean(1))
+        gamma = (0.2 / nearest)[:, None, None]
+
+        def T(y: Tensor) -> Tensor:
+            projected = self.split(c - self.operator.apply(W, y)) @ W_h
+            weight = torch.exp(-gamma * projected.square().sum(-1, keepdim=True))
+            pulled = self.merge((weight * projected) @ W_h.mT, c)
+            return torch.relu(self.operator.adjoint(W, pulled))
+
+        return T
+
+    def units(self, leaves: Tensors, state: Tensor) -> Tensor:
+        return self.equation(leaves)(state)
+
+    def map(self, leaves: Leaves, max_norm: float | None) -> EquilibriumMap:
+        hidden, channels = leaves["W"].shape[:2]
+        W, U = (self.operator.module(channels, hidden) for _ in range(2))
+        patches = Patches(self.patch_channels, self.patch_size)
+        module = GaussianMap(W, U, patches, self.patch_hidden, max_norm=max_norm)
+        self._fill(module, leaves)
+        module.projection = leaves["W_h"]
+        return module
+
+    def bare_evaluation(self, leaves: Tensors) -> list[Call]:
+        gram = leaves["W_h"] @ leaves["W_h"].mT
+        patches = self.split(leaves["x"]).flatten(0, 1)
+        return [*super().bare_evaluation(leaves), lambda: patches @ gram]
+
+    def bare_gradients(self, leaves: Tensors) -> list[Call]:
+        gram = leaves["W_h"] @ leaves["W_h"].mT
+        patches = self.split(leaves["x"]).flatten(0, 1)
+        return [*super().bare_gradients(leaves), lambda: patches @ gram, lambda: patches.mT @ patches]
+
+    def split(self, x: Tensor) -> Tensor:
+        """`(batch, C, H, W) ↦ (batch, patches, dimension)`, pixels before channels within a patch."""
+        c, p = self.patch_channels, self.patch_size
+        batch, channels, height, width = x.shape
+        blocks = x.view(batch, channels // c, c, height // p, p, width // p, p)
+        return blocks.permute(0, 3, 5, 1, 4, 6, 2).reshape(batch, -1, c * p * p)
+
+    def merge(self, patches: Tensor, like: Tensor) -> Tensor:
+        """The inverse of `split`, in the shape and memory layout of `like`."""
+        c, p = self.patch_channels, self.patch_size
+        batch, channels, height, width = like.shape
+        blocks = patches.view(batch, height // p, width // p, channels // c, p, p, c)
+        if like.is_contiguous():
+            return blocks.permute(0, 3, 6, 1, 4, 2, 5).reshape(like.shape)
+        pixels = blocks.permute(0, 1, 4, 2, 5, 3, 6).reshape(batch, height, width, channels)
+        return pixels.permute(0, 3, 1, 2)

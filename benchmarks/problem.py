@@ -1,0 +1,116 @@
+"""One cell's tensors on a device, and its exact solution and gradients in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.cells import Cell
+from benchmarks.families import Leaves, Map, Tensors
+from opteq.solvers.anderson import Anderson
+from opteq.solvers.base import solve_fixed_point
+
+_EXACT = 1e-11
+_MOST_UNROLLED = 3000
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Float64 equilibrium, gradients of `⟨w, z*⟩` towards every leaf, share of units above zero."""
+
+    value: Tensor
+    gradients: Tensors
+    active: float
+
+
+class Problem:
+    """The leaves and the cotangent `w` of one cell, the same numbers for every contender."""
+
+    def __init__(self, cell: Cell, device: torch.device) -> None:
+        self.cell, self.device = cell, device
+        # Drawn in float64 and rounded once, so that the float64 reference sees the very same numbers.
+        drawn = cell.family.draw(cell.sizes)
+        self.tensors = {name: t.to(device, cell.dtype) for name, t in drawn.items()}
+        generator = torch.Generator().manual_seed(3)
+        cotangent = torch.randn(drawn["x"].shape, generator=generator, dtype=torch.float64)
+        self.cotangent = cotangent.to(device, cell.dtype)
+
+    def leaves(self, layout: str, dtype: torch.dtype | None = None) -> Leaves:
+        """Fresh leaves that require gradients, images and kernels in the memory layout `layout`."""
+        leaves = {}
+        for name, tensor in self.tensors.items():
+            tensor = tensor.to(dtype or tensor.dtype, copy=True)
+            if tensor.dim() == 4 and layout == "channels_last":
+                tensor = tensor.contiguous(memory_format=torch.channels_last)
+            leaves[name] = nn.Parameter(tensor)
+        return leaves
+
+    def residual(self, value: Tensor) -> float:
+        """Largest relative residual over the batch, `‖T(z)-z‖ / ‖T(z)‖` in float64."""
+        z = value.detach().double()
+        with torch.no_grad():
+            return _relative(self._map64(z), z).max().item()
+
+    def gradient_errors(self, gradients: Tensors) -> dict[str, float]:
+        """Relative error of the gradient of every leaf."""
+        exact = self.exact.gradients
+        return {name: ((gradients[name].double() - g).norm() / g.norm()).item() for name, g in exact.items()}
+
+    def value_error(self, value: Tensor) -> float:
+        """Relative distance of a value to the equilibrium."""
+        exact = self.exact.value
+        return ((value.detach().double() - exact).norm() / exact.norm()).item()
+
+    def steps_to(self, residual: float) -> int | None:
+        """Plain iterations, in float64, until the residual is at most `residual`; None if too many."""
+        with torch.no_grad():
+            z = torch.zeros_like(self.tensors["x"], dtype=torch.float64)
+            for steps in range(_MOST_UNROLLED):
+                following = self._map64(z)
+                if steps and _relative(following, z).max() <= residual:
+                    return steps
+                z = following
+        return None
+
+    @cached_property
+    def exact(self) -> Exact:
+        """Solved with the plain functions and autograd; both residuals are checked."""
+        leaves = self.leaves("contiguous", torch.float64)
+        T = self.cell.family.equation(leaves)
+        z = _solve(T, torch.zeros_like(leaves["x"]))
+        z.requires_grad_()
+        output = T(z)
+        w = self.cotangent.double()
+
+        def adjoint_map(u: Tensor) -> Tensor:
+            return w + torch.autograd.grad(output, z, u, retain_graph=True)[0]
+
+        adjoint = _solve(adjoint_map, w)
+        gradients = torch.autograd.grad(output, list(leaves.values()), adjoint)
+        with torch.no_grad():
+            active = (self.cell.family.units(leaves, z) > 0).double().mean().item()
+        return Exact(z.detach(), dict(zip(leaves, gradients, strict=True)), active)
+
+    @cached_property
+    def _map64(self) -> Map:
+        leaves = {name: t.double() for name, t in self.tensors.items()}
+        return self.cell.family.equation(leaves)
+
+
+def _relative(image: Tensor, z: Tensor) -> Tensor:
+    return (image - z).flatten(1).norm(dim=1) / image.flatten(1).norm(dim=1)
+
+
+def _solve(function: Callable[[Any], Any], start: Tensor) -> Tensor:
+    z, _ = solve_fixed_point(function, start, Anderson(tol=0.1 * _EXACT, max_steps=2000, memory=10))
+    assert isinstance(z, Tensor)
+    # The solver is not taken at its word.
+    residual = _relative(function(z), z).max().item()
+    if not residual <= _EXACT:
+        raise RuntimeError(f"The float64 reference has a residual of {residual:.1g} instead of {_EXACT:g}.")
+    return z.detach()
