@@ -1,0 +1,132 @@
+"""The command `opteq`."""
+
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from pathlib import Path
+
+from opteq.configs import presets, resolve_config
+from opteq.errors import ConfigError, OpteqError
+
+HELP = """\
+opteq trains and examines optimization-induced equilibrium models.
+
+  opteq presets                        list the packaged configurations
+  opteq fit --config NAME_OR_FILE      train; leaves runs/NAME with checkpoints and report.html
+  opteq test RUN                       evaluate the best checkpoint on the test images
+  opteq validate RUN                   the same on the validation images
+  opteq predict RUN FOLDER             classify the images in a folder, into predictions.csv
+
+Options change a configuration, for example
+
+  --trainer.max_epochs 5               length of the training
+  --model.network.channels 96          any argument of the network
+  --model.network.solver.tol 1e-3      any option of its solver
+  --data.root DIR                      where the data set is
+  --data.batch_size 32                 images in a batch
+  --trainer.precision bf16-mixed       and every other option of Lightning's Trainer
+  --run NAME                           name of the folder in runs/
+  --ckpt_path last                     go on with an interrupted training
+
+`opteq COMMAND --help-all` lists every option, `--print_config` shows the configuration that results.
+`opteq --version` prints the version. Packaged configurations can be copied and edited.
+"""
+
+COMMANDS = ("fit", "validate", "test", "predict")
+USER_ERROR = 2
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command `opteq`.
+
+    Args:
+        arguments: What follows `opteq`; from the command line by default.
+
+    Returns:
+        Exit status: 0, 2 for a mistake that a sentence on stderr explains, 130 for an interrupt.
+    """
+    try:
+        _run(list(sys.argv[1:] if arguments is None else arguments))
+    except OpteqError as error:
+        print(f"opteq: {error}", file=sys.stderr)
+        return USER_ERROR
+    except OSError as error:
+        # A full disk, a folder without permission, a name that is a folder.
+        print(f"opteq: {error.filename or 'File system'}: {error.strerror or error}.", file=sys.stderr)
+        return USER_ERROR
+    except KeyboardInterrupt as interrupt:
+        print(f"opteq: {interrupt or 'Interrupted.'}", file=sys.stderr)
+        return INTERRUPTED
+    return 0
+
+
+def _run(arguments: list[str]) -> None:
+    command, options = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in ("-h", "--help") or (command in COMMANDS and {"-h", "--help"} & set(options)):
+        print(HELP, end="")
+    elif command == "--version":
+        from opteq import __version__
+
+        print(f"opteq {__version__}")
+    elif command == "presets":
+        _list_presets()
+    elif command == "predict" and options and not options[0].startswith("-"):
+        _predict(options)
+    elif command in COMMANDS:
+        _train_or_evaluate(command, options)
+    else:
+        raise ConfigError(f"There is no command {command}; commands are {', '.join((*COMMANDS, 'presets'))}.")
+
+
+def _list_presets() -> None:
+    for preset in presets():
+        print(f"{preset.name:20}{preset.description}")
+        print(f"{'':20}{preset.parameters:,} parameters; {preset.expected}")
+
+
+def _predict(options: list[str]) -> None:
+    parser = ArgumentParser(prog="opteq predict")
+    parser.add_argument("run", type=Path, help="folder of a finished run")
+    parser.add_argument("folder", type=Path, help="folder of images")
+    parser.add_argument("--output", type=Path, default=Path("predictions.csv"), help="CSV file to write")
+    chosen = parser.parse_args(options)
+
+    from opteq.models.loading import ModelCard, load
+    from opteq.training.predict import predict_folder, write_predictions
+
+    predictions = predict_folder(load(chosen.run), ModelCard.read(chosen.run), chosen.folder)
+    write_predictions(chosen.output, predictions)
+    print(f"Wrote {len(predictions)} predictions to {chosen.output}.")
+
+
+def _train_or_evaluate(command: str, options: list[str]) -> None:
+    from opteq.training.command import run_command
+    from opteq.training.runs import CONFIG, checkpoint_options
+
+    if options and not options[0].startswith("-"):
+        if command == "fit":
+            raise ConfigError(f"Expected options after opteq fit; did you mean --config {options[0]}?")
+        options = [*checkpoint_options(Path(options[0])), *options[1:]]
+    options, config = _find_configs(options)
+    # The configuration in the folder of a run is named after the folder.
+    name = config.resolve().parent.name if config.name == CONFIG else config.stem
+    options = ["--help" if option == "--help-all" else option for option in options]
+    outcome = run_command([command, *options], name)
+    if outcome:
+        print(outcome)
+
+
+def _find_configs(options: list[str]) -> tuple[list[str], Path]:
+    """Replaces the names of presets by their files; also returns the last configuration file."""
+    found, path = [], Path("run")
+    takes_config = False
+    for option in options:
+        flag, equals, value = option.partition("=")
+        if takes_config or (flag == "--config" and equals):
+            path = resolve_config(option if takes_config else value)
+            found.append(str(path) if takes_config else f"--config={path}")
+        else:
+            found.append(option)
+        takes_config = option in ("--config", "-c")
+    return found, path

@@ -1,0 +1,106 @@
+"""Checkpoints that survive a full disk and are read without executing code."""
+
+import io
+import pickle
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+from opteq.errors import ConfigError, OpteqError
+from opteq.files import write_beside
+
+BEST = "best.ckpt"
+LAST = "last.ckpt"
+
+
+class AtomicCheckpointIO(TorchCheckpointIO):
+    """Writes a checkpoint beside the earlier one and replaces it when the new one is complete."""
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+        target = Path(path)
+        buffer = io.BytesIO()
+        torch.save(checkpoint, buffer)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with write_beside(target) as file:
+                file.write(buffer.getbuffer())
+        except OSError as error:
+            raise OpteqError(
+                f"Could not write {target} ({error.strerror}); earlier checkpoints are untouched. "
+                "Make room and continue with --ckpt_path last."
+            ) from error
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = True
+    ) -> dict[str, Any]:
+        return read_checkpoint(Path(path))
+
+
+def read_checkpoint(path: Path) -> dict[str, Any]:
+    """Reads a checkpoint onto the CPU, executing none of the code it may hold.
+
+    Raises:
+        ConfigError: The file is missing, damaged, or not a checkpoint of a training.
+    """
+    if not path.is_file():
+        raise ConfigError(f"There is no checkpoint {path}.")
+    try:
+        checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+        raise ConfigError(f"{path} is truncated or not a checkpoint; use another one.") from error
+    if not isinstance(checkpoint, dict) or not {"state_dict", "epoch"} <= checkpoint.keys():
+        raise ConfigError(f"{path} is not a checkpoint of a training run.")
+    return checkpoint
+
+
+class BestCheckpoint(ModelCheckpoint):
+    """Keeps `best.ckpt`, the checkpoint of the epoch with the highest validation accuracy.
+
+    Lightning records absolute paths in its checkpoints, and forgets the best score if they differ.
+    Here the folder may be moved; in a folder without a best checkpoint, a new search begins.
+
+    Args:
+        folder: Where the file lies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(
+            dirpath=str(folder),
+            filename=Path(BEST).stem,
+            monitor="val_accuracy",
+            mode="max",
+            save_on_train_epoch_end=True,
+            enable_version_counter=False,
+        )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        best = str(Path(str(self.dirpath)) / BEST)
+        if not Path(best).is_file():
+            return
+        here = {
+            "dirpath": self.dirpath,
+            "best_model_path": best,
+            "kth_best_model_path": best,
+            "best_k_models": {best: state_dict["best_model_score"]},
+        }
+        super().load_state_dict(state_dict | here)
+
+
+class LastCheckpoint(Checkpoint):
+    """Keeps `last.ckpt`, the checkpoint of the last epoch.
+
+    Lightning's own `save_last` leaves out epochs that are not the best so far.
+
+    Args:
+        folder: Where the file lies.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / LAST
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        trainer.save_checkpoint(self.path)

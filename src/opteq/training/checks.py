@@ -1,0 +1,34 @@
+"""A look at one batch before anything is trained or written."""
+
+import torch
+from torch import nn
+
+from opteq.data.base import ImageDataModule
+from opteq.errors import ConfigError
+
+
+@torch.no_grad()
+def check_match(network: nn.Module, data: ImageDataModule) -> None:
+    """Checks that a network takes the images of a data set and has a logit for each of its classes.
+
+    Raises:
+        ConfigError: It does not.
+    """
+    images, _ = next(iter(data.val_dataloader()))
+    channels, height, width = images.shape[1:]
+    training = network.training
+    try:
+        logits = network.eval()(images[:2])
+    except (RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"The network does not take the images of {data.title} ({channels} channels, "
+            f"{height}×{width}): {error} Set --model.network.in_channels {channels} and look at the "
+            "options that depend on the size."
+        ) from error
+    finally:
+        network.train(training)
+    if logits.shape[1:] != (data.num_classes,):
+        raise ConfigError(
+            f"{data.title} has {data.num_classes} classes, but the output of the network has shape "
+            f"{tuple(logits.shape)}; set --model.network.classes {data.num_classes}."
+        )

@@ -1,0 +1,297 @@
+"""The commands that train and evaluate, on Lightning's command line interface."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from jsonargparse import ArgumentError
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch import Trainer
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning_utilities.core.rank_zero import rank_zero_info
+
+# Imported so that options can name their classes without the module.
+import opteq.data.cifar
+import opteq.data.digits
+import opteq.data.fashion_mnist
+import opteq.data.folder
+import opteq.models.classifier  # noqa: F401
+from opteq.data.base import ImageDataModule
+from opteq.errors import ConfigError, OpteqError
+from opteq.models.loading import save_network
+from opteq.training.checkpoints import (
+    LAST,
+    AtomicCheckpointIO,
+    BestCheckpoint,
+    LastCheckpoint,
+    read_checkpoint,
+)
+from opteq.training.checks import check_match
+from opteq.training.console import quiet_lightning
+from opteq.training.meter import TrainingMeter
+from opteq.training.metrics_csv import MetricsCSV
+from opteq.training.module import ClassifierModule
+from opteq.training.parse_errors import explain, own_error
+from opteq.training.predict import predict_folder, write_predictions
+from opteq.training.results import model_card, write_summary, write_versions
+from opteq.training.runs import (
+    METRICS,
+    Run,
+    latest_run,
+    resume_run,
+    save_config,
+    start_run,
+)
+
+# The options that make a training what it is; the others name files of one run.
+REPRODUCIBLE = ("seed_everything", "trainer", "model", "data")
+
+
+def run_command(arguments: list[str], default_run: str = "run") -> str:
+    """Runs `fit`, `validate`, `test` or `predict`.
+
+    Args:
+        arguments: The command and its options.
+        default_run: Name of the run for `fit`, unless `--run` gives one.
+
+    Returns:
+        What to tell the user at the end.
+
+    Raises:
+        OpteqError: Something is wrong with the options, the data or a checkpoint.
+        KeyboardInterrupt: The training was interrupted; the message says how to go on.
+    """
+    quiet_lightning()
+    try:
+        return TrainingCLI(arguments, default_run).outcome
+    except MisconfigurationException as error:
+        raise ConfigError(str(error)) from error
+    except torch.OutOfMemoryError as error:
+        raise ConfigError("The accelerator is out of memory; lower --data.batch_size.") from error
+    except ModuleNotFoundError as error:
+        # Lightning's word for a device or a logger whose package is not installed.
+        raise ConfigError(str(error)) from error
+    except (OpteqError, ValueError) as error:
+        raise own_error(error) or error from error
+
+
+class TrainingCLI(LightningCLI):
+    """Lightning's command line with run folders, safe checkpoints and a report at the end.
+
+    Attributes:
+        outcome: What to tell the user at the end.
+    """
+
+    model: ClassifierModule
+    datamodule: ImageDataModule
+    trainer: Trainer
+
+    def __init__(self, arguments: list[str], default_run: str) -> None:
+        self.outcome = ""
+        self._default_run = default_run
+        self._meter = TrainingMeter()
+        # Errors become one sentence, and a prefix of an option is not taken for the option.
+        parser_options: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
+        super().__init__(
+            ClassifierModule,
+            ImageDataModule,
+            subclass_mode_data=True,
+            save_config_callback=None,
+            seed_everything_default=0,
+            trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False},
+            parser_kwargs=parser_options | dict.fromkeys(self.subcommands(), parser_options),
+            args=arguments,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        """The commands, with the arguments of the `Trainer`'s methods that are not options."""
+        common = {"model", "datamodule", "dataloaders", "weights_only"}
+        return {
+            "fit": common | {"train_dataloaders", "val_dataloaders"},
+            "validate": common | {"verbose"},
+            "test": common | {"verbose"},
+            "predict": common | {"return_predictions"},
+        }
+
+    def _prepare_subcommand_parser(
+        self, klass: type, subcommand: str, **kwargs: Any
+    ) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        if subcommand == "fit":
+            parser.add_argument("--run", type=str | None, default=None, help="Name of the run.")
+            parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
+        if subcommand == "predict":
+            parser.add_argument("--images", type=str, required=True, help="Folder of images to classify.")
+            parser.add_argument("--output", type=str, default="predictions.csv", help="CSV file to write.")
+        return parser
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parses the options; what is wrong with them becomes one sentence."""
+        try:
+            self.config = parser.parse_args(args)
+        except ArgumentError as error:
+            options = self._subcommand_parsers[args[0]].get_defaults().keys()
+            raise ConfigError(explain(str(error), list(options))) from error
+
+    def _parse_ckpt_path(self) -> None:
+        """Does nothing: the options stored in a checkpoint must not override the user's in silence."""
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        """Makes the trainer; for `fit`, checks the data and opens the folder of the run before that."""
+        options = self._get(self.config_init, "trainer")
+        kwargs["plugins"] = [*_listed(options["plugins"]), AtomicCheckpointIO()]
+        if self.subcommand == "fit" and not options["fast_dev_run"]:
+            self.datamodule.prepare_data()
+            self.datamodule.setup("fit")
+            check_match(self.model.network, self.datamodule)
+            self.run = self._open_run()
+            kwargs["logger"] = [
+                MetricsCSV(self.run.folder / METRICS, self.run.epochs),
+                TensorBoardLogger(self.run.folder, name="tensorboard", version=""),
+                *_listed(options["logger"]),
+            ]
+            self._best = BestCheckpoint(self.run.checkpoints)
+            kwargs["callbacks"] = [
+                *_listed(options["callbacks"]),
+                self._meter,
+                self._best,
+                LastCheckpoint(self.run.checkpoints),
+            ]
+        else:
+            kwargs |= {"logger": False, "enable_checkpointing": False}
+        return super().instantiate_trainer(**kwargs)
+
+    def fit(
+        self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
+    ) -> None:
+        """Trains, tests the best checkpoint and writes the results into the folder of the run."""
+        if self.trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
+            self.trainer.fit(model, datamodule=datamodule)
+            self.outcome = "The quick run passed; nothing was saved."
+            return
+        try:
+            self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.run.checkpoint, weights_only=True)
+        except SystemExit:
+            # Lightning answers an interrupt with an exit status alone.
+            if self.trainer.interrupted:
+                raise KeyboardInterrupt(self._how_to_go_on()) from None
+            raise
+        if not self._best.best_model_path:
+            raise ConfigError(
+                f"{self.run.checkpoint} has already run for --trainer.max_epochs; raise it to go on."
+            )
+        # Lightning puts all callbacks back to where they were at the best checkpoint.
+        seconds, images = self._meter.seconds, self._meter.images
+        (metrics,) = self.trainer.test(
+            model,
+            datamodule=datamodule,
+            ckpt_path=self._best.best_model_path,
+            weights_only=True,
+            verbose=False,
+        )
+        if self.trainer.is_global_zero:
+            self._write_results(metrics, seconds, images)
+
+    def validate(
+        self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
+    ) -> None:
+        """Evaluates a checkpoint on the validation images."""
+        self.trainer.validate(
+            model, datamodule=datamodule, ckpt_path=_required(ckpt_path, "validate"), weights_only=True
+        )
+
+    def test(
+        self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
+    ) -> None:
+        """Evaluates a checkpoint on the test images."""
+        self.trainer.test(
+            model, datamodule=datamodule, ckpt_path=_required(ckpt_path, "test"), weights_only=True
+        )
+
+    def predict(
+        self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
+    ) -> None:
+        """Classifies the images of a folder with a checkpoint."""
+        checkpoint = read_checkpoint(_required(ckpt_path, "predict"))
+        model.on_load_checkpoint(checkpoint)
+        model.load_state_dict(checkpoint["state_dict"])
+        datamodule.prepare_data()
+        datamodule.setup("test")
+        card = model_card(self._resolved_config()["model"]["network"], datamodule)
+        options = self.config.predict
+        predictions = predict_folder(model.network, card, Path(options.images))
+        write_predictions(Path(options.output), predictions)
+        self.outcome = f"Wrote {len(predictions)} predictions to {options.output}."
+
+    def _open_run(self) -> Run:
+        """The folder for this training; only the first process creates and writes it."""
+        options = self.config.fit
+        runs_dir, name = Path(options.runs_dir), options.run or self._default_run
+        config = self._resolved_config()
+        is_first_process = getattr(rank_zero_only, "rank", 0) == 0
+        if options.ckpt_path == "last":
+            folder = runs_dir / name if options.run else latest_run(runs_dir, name)
+            run = resume_run(folder, config["model"])
+            rank_zero_info(f"Resuming {folder} after {run.epochs} epochs from {run.checkpoint}.")
+        elif is_first_process:
+            run = start_run(runs_dir, name, options.ckpt_path and Path(options.ckpt_path))
+        else:
+            run = Run(runs_dir / name, options.ckpt_path)
+        if is_first_process:
+            save_config(run.folder, config)
+            write_versions(run.folder)
+        return run
+
+    def _resolved_config(self) -> dict[str, Any]:
+        """The options as they were understood, in plain values."""
+        command = str(self.subcommand)
+        # False keeps options that were set to null; its keyword differs between versions.
+        dump = self._parser(command).dump(self.config[command], "yaml", False)
+        return {key: value for key, value in yaml.safe_load(dump).items() if key in REPRODUCIBLE}
+
+    def _write_results(self, metrics: Mapping[str, float], seconds: float, images: int) -> None:
+        """Writes summary, weights and report; called with the weights of the best checkpoint."""
+        from opteq.evaluation.report import write_report
+
+        network = self.model.network.to(self.trainer.strategy.root_device)
+        folder = self.run.folder
+        summary = write_summary(folder, network, self.datamodule, metrics, seconds, images)
+        save_network(
+            folder, network, model_card(self._resolved_config()["model"]["network"], self.datamodule)
+        )
+        report = write_report(folder, network, self.datamodule)
+        self.outcome = (
+            f"Test accuracy {summary['test_accuracy']:.2%} of the best checkpoint after "
+            f"{summary['seconds_train']:.0f} s of training; look at {report}."
+        )
+
+    def _how_to_go_on(self) -> str:
+        if (self.run.checkpoints / LAST).is_file():
+            return (
+                f"Interrupted; {self.run.checkpoints / LAST} is complete. Go on with the same command "
+                f"and --ckpt_path last --run {self.run.folder.name}."
+            )
+        return "Interrupted before the first checkpoint; start again."
+
+
+def _listed(value: Any) -> list[Any]:
+    """The values of an option that takes none, one or a list of them."""
+    if value is None or isinstance(value, bool):
+        return []
+    return list(value) if isinstance(value, list) else [value]
+
+
+def _required(ckpt_path: str | Path | None, command: str) -> Path:
+    if ckpt_path is None:
+        raise ConfigError(
+            f"opteq {command} needs a trained model: name a run (opteq {command} runs/digits) or a "
+            "checkpoint with --ckpt_path FILE."
+        )
+    return Path(ckpt_path)

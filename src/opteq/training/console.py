@@ -1,0 +1,36 @@
+"""Keeps what Lightning prints to what concerns the user's training."""
+
+import logging
+import warnings
+
+# Advertisements for other products, accelerators that are not there, and internal steps.
+NOISE = ("💡", "GPU available", "TPU available", "HPU available", "Loading `train_dataloader` to")
+
+# Warnings that no user of the command can act on, or that are wrong here.
+IGNORED_WARNINGS = (
+    # Data sets live in memory; worker processes would slow them down.
+    r"The '\w+' does not have many workers",
+    # One row of metrics per epoch is what we want.
+    r"The number of training batches \(\d+\) is smaller than the logging interval",
+    # Resuming goes on in the folder of the run.
+    r"Checkpoint directory .* exists and is not empty",
+    # Evaluating a checkpoint needs none of the callbacks of the training.
+    r"Be aware that when using `ckpt_path`, callbacks",
+    # Lightning calls names that its dependencies have deprecated.
+    r"(?s).*JsonargparseDeprecationWarning",
+    r"(?s).*``instantiate_classes`` was deprecated",
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+)
+
+
+def quiet_lightning() -> None:
+    """Filters Lightning's messages and warnings for the rest of the process."""
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    if _concerns_user not in logger.filters:
+        logger.addFilter(_concerns_user)
+    for message in IGNORED_WARNINGS:
+        warnings.filterwarnings("ignore", message=message)
+
+
+def _concerns_user(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith(NOISE)

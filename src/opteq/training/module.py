@@ -1,0 +1,183 @@
+"""Training of an image classifier: loss, optimizer, schedule and what is logged."""
+
+from contextlib import ExitStack
+from typing import Any, Literal
+
+from lightning.pytorch import LightningModule
+from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+from torchmetrics import Metric, MetricCollection
+from torchmetrics.classification import MulticlassAccuracy
+
+from opteq.errors import ConfigError, OpteqError
+from opteq.layer import SolveLog, solve_log
+from opteq.training.schedules import Schedule, learning_rate_factor
+
+
+class ClassifierModule(LightningModule):
+    """Trains a network that maps images to logits with the cross entropy.
+
+    Per epoch it logs loss and accuracy (also top-5, of more than five classes), and for all solves
+    of equilibrium layers: mean number of steps, number of samples that did not reach their
+    tolerance, and largest residual; in training also those of the adjoint.
+
+    Args:
+        network: Maps images, shape (batch, channels, height, width), to logits (batch, classes).
+        optimizer: `"sgd"` with Nesterov momentum 0.9, or `"adamw"`.
+        learning_rate: Peak learning rate.
+        weight_decay: Weight decay of matrices and kernels; biases and norms have none.
+        schedule: Course of the learning rate, see `opteq.training.schedules`.
+        warmup: Part of the training, from 0 to 1, over which the learning rate rises to its peak.
+        label_smoothing: Share of the target that is spread over all classes.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        optimizer: Literal["sgd", "adamw"] = "sgd",
+        learning_rate: float = 0.1,
+        weight_decay: float = 5e-4,
+        schedule: Schedule = "cosine",
+        warmup: float = 0.0,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.network = network
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.weight_decay = weight_decay
+        self.schedule: Schedule = schedule
+        self.warmup = warmup
+        self.label_smoothing = label_smoothing
+        self._batch_scope = ExitStack()
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.network(images)
+
+    def setup(self, stage: str) -> None:
+        classes: int = self._datamodule.num_classes
+        scores: dict[str, Metric | MetricCollection] = {
+            "accuracy": MulticlassAccuracy(classes, average="micro")
+        }
+        if classes > 5:
+            scores["accuracy_top5"] = MulticlassAccuracy(classes, top_k=5, average="micro")
+        metrics = MetricCollection(scores)
+        self.train_metrics = metrics.clone(prefix="train_")
+        self.val_metrics = metrics.clone(prefix="val_")
+        self.test_metrics = metrics.clone(prefix="test_")
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        # The scope of the log spans the backward pass, which Lightning runs between the hooks.
+        self._solves = self._batch_scope.enter_context(solve_log(self.network))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        images, labels = batch
+        logits = self.network(images)
+        loss = cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        if not loss.isfinite():
+            raise OpteqError(
+                f"The training loss became {loss.item()} in step {self.global_step}; "
+                "lower --model.learning_rate or set --trainer.gradient_clip_val."
+            )
+        self.train_metrics.update(logits, labels)
+        self._log_mean("train_loss", loss, len(images), prog_bar=True)
+        return loss
+
+    def on_train_batch_end(self, outputs: Any, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._batch_scope.close()
+        self._log_solves("train", self._solves)
+        adjoint = self._solves.adjoint
+        if adjoint.samples:
+            self._log_mean("train_adjoint_steps", adjoint.steps_mean, adjoint.samples)
+            self._log_sum("train_adjoint_unconverged", adjoint.unconverged)
+
+    def on_train_epoch_end(self) -> None:
+        self.log_dict(self.train_metrics.compute())
+        self.train_metrics.reset()
+        self.log("learning_rate", self.optimizers().param_groups[0]["lr"])  # pyright: ignore
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate(batch, "val", self.val_metrics)
+
+    def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        self._evaluate(batch, "test", self.test_metrics)
+
+    def configure_optimizers(self) -> OptimizerLRScheduler:
+        optimizer = self._make_optimizer()
+        total = self.trainer.estimated_stepping_batches
+        if total == float("inf"):
+            raise ConfigError("A schedule needs an end: set --trainer.max_epochs or --trainer.max_steps.")
+        factor = learning_rate_factor(self.schedule, int(total), self.warmup)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},
+        }
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Refuses the weights of another model before any of them is loaded.
+
+        Raises:
+            ConfigError: Names or shapes of the weights differ.
+        """
+        expected = {name: tuple(weight.shape) for name, weight in self.state_dict().items()}
+        found = {name: tuple(weight.shape) for name, weight in checkpoint["state_dict"].items()}
+        different = sorted(name for name, _ in expected.items() ^ found.items())
+        if different:
+            name = different[0]
+            raise ConfigError(
+                f"The checkpoint is from another model: {len(set(different))} weights differ, among them "
+                f"{name} ({found.get(name, 'missing')} in the checkpoint, "
+                f"{expected.get(name, 'missing')} in the model); use the configuration it was trained with."
+            )
+
+    @property
+    def _datamodule(self) -> Any:
+        return self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+
+    def _make_optimizer(self) -> Optimizer:
+        parameters = [p for p in self.network.parameters() if p.requires_grad]
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        if self.optimizer == "sgd":
+            return SGD(groups, lr=self.learning_rate, momentum=0.9, nesterov=True)
+        return AdamW(groups, lr=self.learning_rate)
+
+    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str, metrics: MetricCollection) -> None:
+        images, labels = batch
+        with solve_log(self.network) as solves:
+            logits = self.network(images)
+        metrics.update(logits, labels)
+        for name, metric in metrics.items(keep_base=False):
+            self.log(name, metric, on_epoch=True, prog_bar=name == "val_accuracy")
+        self._log_mean(f"{stage}_loss", cross_entropy(logits, labels), len(images))
+        self._log_solves(stage, solves)
+
+    def _log_solves(self, stage: str, solves: SolveLog) -> None:
+        forward = solves.forward
+        if forward.samples:
+            self._log_mean(f"{stage}_solver_steps", forward.steps_mean, forward.samples)
+            self._log_sum(f"{stage}_unconverged", forward.unconverged)
+            self.log(
+                f"{stage}_residual_max",
+                forward.residual_max,
+                on_step=False,
+                on_epoch=True,
+                reduce_fx="max",
+                sync_dist=True,
+                batch_size=1,
+            )
+
+    def _log_mean(self, name: str, value: Any, samples: int, prog_bar: bool = False) -> None:
+        self.log(
+            name, value, on_step=False, on_epoch=True, sync_dist=True, batch_size=samples, prog_bar=prog_bar
+        )
+
+    def _log_sum(self, name: str, value: float) -> None:
+        self.log(
+            name, float(value), on_step=False, on_epoch=True, reduce_fx="sum", sync_dist=True, batch_size=1
+        )

@@ -1,0 +1,91 @@
+"""Turns the parser's reports, several lines in its own terms, into one sentence for the user."""
+
+import re
+from collections.abc import Collection
+from difflib import get_close_matches
+from pydoc import locate
+from typing import cast
+
+from jsonargparse import ArgumentParser
+
+from opteq.errors import OpteqError
+
+# Lines that say how the parser went about it, not what is wrong with the value.
+PARSER_TERMS = (
+    "Parser key",
+    "Problem with given class_path",
+    "Does not validate",
+    "Subtypes:",
+    "Errors:",
+    "Given value",
+    "Expected a path but",
+)
+
+
+def explain(report: str, options: Collection[str]) -> str:
+    """Says in one sentence what is wrong with the options and what to do.
+
+    Args:
+        report: What the parser reports.
+        options: Names of all options of the command, such as `trainer.max_epochs`.
+    """
+    if unknown := re.search(r"[Uu]nrecognized arguments: (?:--)?([^\s=]+)", report):
+        return _unknown("There is no option", unknown[1], options)
+    if unknown := re.search(r"Group '(.+)' does not accept option '(.+)'", report):
+        return _unknown("There is no option", f"{unknown[1]}.{unknown[2]}", options)
+    if unknown := re.search(r"Subcommand '.+' does not accept option '(.+)'", report):
+        return _unknown("There is no option", unknown[1], options)
+    if unknown := re.search(r"Option '(.+)' is not accepted", report):
+        classes = re.findall(r"class_path '(.+?)'", report[: unknown.start()])
+        if classes:
+            return _unknown(f"{classes[-1]} has no option", unknown[1], _options_of(classes[-1]))
+        return _unknown("There is no option", unknown[1], options)
+    keys = re.findall(r'Parser key "(.+?)"', report)
+    if keys:
+        return f"Wrong value of {'.'.join(keys)}: {_complaint(report)}."
+    if missing := re.search(r"required: (.+)", report):
+        names = re.sub(r"\b(fit|validate|test|predict)\.", "", missing[1])
+        return f"Missing {names}; give a preset or a configuration file with --config, or the options."
+    return " ".join(report.split())
+
+
+def own_error(error: BaseException | None) -> OpteqError | None:
+    """The error of opteq that the parser or a worker process wrapped in its own, if any."""
+    if isinstance(error, OpteqError):
+        # An error in a worker process of a loader carries its traceback as text.
+        in_worker = str(error).startswith("Caught ")
+        return type(error)(str(error).rstrip().rpartition("Error: ")[2]) if in_worker else error
+    if error is None:
+        return None
+    return own_error(error.__cause__ or error.__context__)
+
+
+def _unknown(sentence: str, name: str, options: Collection[str]) -> str:
+    """Names the options that look like an unknown one, or else all in its group."""
+    group, _, last = name.rpartition(".")
+    close = get_close_matches(name, options, cutoff=0.8)
+    close = close or [option for option in options if option.rpartition(".")[2] == last]
+    if close:
+        return f"{sentence} {name}; did you mean {' or '.join(close)}?"
+    siblings = {option for option in options if group and option.rpartition(".")[0] == group}
+    valid = siblings or {option.split(".")[0] for option in options}
+    return f"{sentence} {name}; there are {', '.join(sorted(valid))}."
+
+
+def _options_of(class_path: str) -> list[str]:
+    parser = ArgumentParser()
+    parser.add_class_arguments(cast(type, locate(class_path)), "options", fail_untyped=False)
+    names = parser.get_defaults().keys()
+    return [name.removeprefix("options.") for name in names]
+
+
+def _complaint(report: str) -> str:
+    """What the parser says about the value, for each of the types that it may have."""
+    lines = [line.strip().removeprefix("- ") for line in report.splitlines()]
+    lines = [line for line in lines if line and not line.startswith(PARSER_TERMS) and "NoneType" not in line]
+    text = " or ".join(dict.fromkeys(lines))
+    text = re.sub(r"Expected a dot import path string: (\S+)", r"there is no class \1", text)
+    text = re.sub(r"(?:a )?typing\.Literal\[(.+?)\]", r"one of \1", text)
+    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
+    text = re.sub(r"(or )?Expected (a )?", r"\1expected ", text)
+    return text.rstrip(".")

@@ -1,0 +1,87 @@
+"""What a finished training writes into its folder."""
+
+import json
+import platform
+import resource
+import sys
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from opteq.data.base import ImageDataModule
+from opteq.files import write_beside
+from opteq.models.loading import ModelCard
+
+SUMMARY = "summary.json"
+VERSIONS = "versions.json"
+PACKAGES = ("opteq", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse")
+
+
+def write_versions(folder: Path) -> None:
+    """Writes `versions.json`: Python, the packages that matter, and the platform."""
+    versions = {package: version(package) for package in PACKAGES}
+    _write_json(
+        folder / VERSIONS, {"python": platform.python_version(), **versions, "platform": platform.platform()}
+    )
+
+
+def write_summary(
+    folder: Path,
+    network: nn.Module,
+    data: ImageDataModule,
+    test: Mapping[str, float],
+    seconds: float,
+    images: int,
+) -> dict[str, Any]:
+    """Writes and returns `summary.json`.
+
+    Args:
+        folder: Folder of the run.
+        network: The trained network.
+        data: The data it was trained on.
+        test: Metrics of the best checkpoint on the test set, as `Trainer.test` returns them.
+        seconds: Duration of the training loop, including validation.
+        images: Training images processed in that time.
+    """
+    summary = {
+        "dataset": data.title,
+        "model": type(network).__name__,
+        "parameters": sum(p.numel() for p in network.parameters()),
+        "test_accuracy": test["test_accuracy"],
+        "solver_steps_mean": test.get("test_solver_steps"),
+        "residual_max": test.get("test_residual_max"),
+        "unconverged": _whole(test.get("test_unconverged")),
+        "seconds_train": round(seconds, 2),
+        "images_per_second": round(images / seconds, 1) if seconds else None,
+        "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
+    }
+    _write_json(folder / SUMMARY, summary)
+    return summary
+
+
+def model_card(network: dict[str, Any], data: ImageDataModule) -> ModelCard:
+    """Describes a network, given by its `class_path` and `init_args`, trained on a data set."""
+    mean, std = data.normalization
+    return ModelCard(network, data.class_names, data.in_channels, data.image_size, mean, std)
+
+
+def peak_memory_bytes() -> int:
+    """Most memory used so far: of the accelerator if there is one, else of this process."""
+    if torch.cuda.is_available():
+        return torch.cuda.max_memory_allocated()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts KiB, macOS bytes.
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    with write_beside(path) as file:
+        file.write(json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")

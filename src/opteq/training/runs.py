@@ -1,0 +1,142 @@
+"""The folder that a training leaves behind.
+
+========================= ====================== =======================================
+`config.yaml`             resolved configuration `versions.json`    what it ran on
+`metrics.csv`             one row per epoch      `tensorboard/`     the same for TensorBoard
+`checkpoints/`            best and last          `summary.json`     results
+`model.safetensors`       weights of the best    `model.json`       what the weights belong to
+`report.html`             results to look at
+========================= ====================== =======================================
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from opteq.errors import ConfigError
+from opteq.files import write_beside
+from opteq.training.checkpoints import BEST, LAST, read_checkpoint
+
+CONFIG = "config.yaml"
+METRICS = "metrics.csv"
+CHECKPOINTS = "checkpoints"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A folder, and what its training continues.
+
+    Attributes:
+        folder: The folder.
+        checkpoint: The checkpoint whose state the training starts from; None for a fresh start.
+        epochs: Number of epochs in the folder's metrics that the training continues.
+    """
+
+    folder: Path
+    checkpoint: Path | None = None
+    epochs: int = 0
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.folder / CHECKPOINTS
+
+
+def start_run(runs_dir: Path, name: str, checkpoint: Path | None = None) -> Run:
+    """Creates the folder of a run; if the name is taken, `-2`, `-3`, … is appended.
+
+    Args:
+        runs_dir: Folder of all runs.
+        name: Name of the run.
+        checkpoint: A checkpoint of another run to start from.
+
+    Raises:
+        ConfigError: The name is not that of a folder, or the checkpoint cannot be read.
+    """
+    if not re.fullmatch(r"\w[\w.-]*", name):
+        raise ConfigError(
+            f"Expected --run to be a name of letters, digits, dots and dashes, got {name!r}; "
+            "--runs_dir is for folders."
+        )
+    if checkpoint is not None:
+        read_checkpoint(checkpoint)
+    for number in count(1):
+        folder = runs_dir / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        return Run(folder, checkpoint)
+    raise AssertionError("count() does not end")
+
+
+def resume_run(folder: Path, model: Mapping[str, Any]) -> Run:
+    """Goes on in the folder of a run from its last checkpoint.
+
+    Args:
+        folder: The folder.
+        model: The model's part of the configuration, which must be that of the run.
+
+    Raises:
+        ConfigError: The run has no readable checkpoint, or the model was configured otherwise.
+    """
+    checkpoint = folder / CHECKPOINTS / LAST
+    epochs = read_checkpoint(checkpoint)["epoch"] + 1
+    path = folder / CONFIG
+    if path.is_file():
+        earlier = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
+        changes = _differences(earlier, model, "model")
+        if changes:
+            raise ConfigError(
+                f"Cannot resume {folder} with other options: {'; '.join(changes)}. Leave them as they "
+                "were, or start a new run without --ckpt_path."
+            )
+    return Run(folder, checkpoint, epochs)
+
+
+def latest_run(runs_dir: Path, name: str) -> Path:
+    """Finds the run `name`, `name-2`, … whose last checkpoint is the newest.
+
+    Raises:
+        ConfigError: None of them has a checkpoint.
+    """
+    pattern = re.compile(re.escape(name) + r"(-\d+)?")
+    folders = [path.parent.parent for path in runs_dir.glob(f"*/{CHECKPOINTS}/{LAST}")]
+    matching = [folder for folder in folders if pattern.fullmatch(folder.name)]
+    if not matching:
+        raise ConfigError(
+            f"There is no checkpoint {runs_dir / name / CHECKPOINTS / LAST} to resume from; start a new "
+            "run without --ckpt_path, or name the run with --run and its folder with --runs_dir."
+        )
+    return max(matching, key=lambda folder: (folder / CHECKPOINTS / LAST).stat().st_mtime)
+
+
+def checkpoint_options(folder: Path) -> list[str]:
+    """The options that make `validate`, `test` or `predict` use the best checkpoint of a run.
+
+    Raises:
+        ConfigError: The folder is not that of a run.
+    """
+    config = folder / CONFIG
+    if not config.is_file():
+        raise ConfigError(f"{folder} is not the folder of a run: there is no {config}.")
+    return ["--config", str(config), "--ckpt_path", str(folder / CHECKPOINTS / BEST)]
+
+
+def save_config(folder: Path, config: Mapping[str, Any]) -> None:
+    """Writes the resolved configuration, which `--config` reads again."""
+    with write_beside(folder / CONFIG) as file:
+        file.write(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode())
+
+
+def _differences(before: Any, now: Any, name: str) -> list[str]:
+    """Names the options that differ between two nested configurations."""
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        keys = [*before, *(key for key in now if key not in before)]
+        return [text for key in keys for text in _differences(before.get(key), now.get(key), f"{name}.{key}")]
+    return [] if before == now else [f"{name.replace('.init_args', '')} was {before} and is now {now}"]

@@ -1,0 +1,191 @@
+"""Mistakes of a user: one sentence that says what to do, status 2, no traceback."""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from opteq.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tiny, tmp_path_factory):
+    runs = tmp_path_factory.mktemp("runs")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("opteq.evaluation.report.write_report", lambda *arguments: None)
+        assert main(["fit", "--config", tiny, "--trainer.max_epochs", "1", "--runs_dir", str(runs)]) == 0
+    return runs / "tiny"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["fitt"], "There is no command fitt; commands are fit, validate, test, predict, presets."),
+        (["fit"], "Missing model.network, data; give a preset"),
+        (["fit", "digits"], "did you mean --config digits?"),
+        (["fit", "--config", "digitz"], "digitz is neither a preset nor a file; did you mean digits?"),
+        (["fit", "--config", "my.yaml"], "presets are cifar10-small, cifar10-small-geq, digits, fashion-geq"),
+        (["test", "--config", "digits"], "name a run (opteq test runs/digits) or a checkpoint"),
+        (["validate", "nowhere"], "nowhere is not the folder of a run"),
+        (["predict", "nowhere", "images"], "nowhere holds no trained model"),
+        (["predict", "--config", "digits", "--images", "x"], "opteq predict needs a trained model"),
+        (
+            ["fit", "--config", "digits", "--ckpt_path", "last"],
+            "runs/digits/checkpoints/last.ckpt to resume from",
+        ),
+        (["fit", "--config", "digits", "--ckpt_path", "a.ckpt"], "There is no checkpoint a.ckpt."),
+        (["fit", "--config", "digits", "--run", "a/b"], "got 'a/b'"),
+    ],
+)
+def test_commands(refuses, tmp_path, arguments, sentence):
+    assert sentence in refuses(*arguments)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (
+            ["--model.lr", "1"],
+            "There is no option model.lr; there are model.label_smoothing, model.learning_rate",
+        ),
+        (["--trainer.max_epoch", "1"], "did you mean trainer.max_epochs"),
+        (["--max_epochs=1"], "There is no option max_epochs; did you mean trainer.max_epochs"),
+        (["--model.network.chanels", "1"], "OptEqClassifier has no option chanels; did you mean channels"),
+        (["--data.root", "x"], "Digits has no option root; there are augmentation, batch_size"),
+        (["--model.network", "Foo"], "Wrong value of model.network: there is no class Foo."),
+        (["--model.network.solver", "Foo"], "Wrong value of model.network.solver: there is no class Foo."),
+        (["--model.network.solver=Anderson", "--model.network.solver.tols=1"], "did you mean tol?"),
+        (
+            ["--model.network.solver=Anderson", "--model.network.solver.memory=0"],
+            "Expected `memory` of Anderson",
+        ),
+        (["--model.network.activation", "foo"], "Expected `activation` to be one of"),
+        (["--model.learning_rate", "abc"], "Wrong value of model.learning_rate: expected float"),
+        (["--model.schedule", "abc"], "expected one of 'constant', 'cosine', 'step', 'linear'"),
+        (["--model.network.classes", "7"], "set --model.network.classes 10"),
+        (["--model.network.in_channels", "3"], "Set --model.network.in_channels 1"),
+        (["--data.batch_size", "0"], "Expected `batch_size` of at least 1, got 0."),
+        (["--data.val_fraction", "2"], "Expected `val_fraction` between 0 and 1, got 2.0."),
+        (["--data.train_limit", "5000"], "Expected `train_limit` between 1 and 1293"),
+        (["--trainer.accelerator", "tpu"], "torch_xla"),
+        (["--trainer.max_epochs", "-1"], "set --trainer.max_epochs"),
+    ],
+)
+def test_options(refuses, tiny, options, sentence):
+    assert sentence in refuses("fit", "--config", tiny, *options)
+
+
+def test_unknown_key_in_a_file(refuses, tmp_path, tiny):
+    (tmp_path / "my.yaml").write_text(Path(tiny).read_text() + "modle: {optimizer: sgd}\n")
+    assert "There is no option modle.optimizer; did you mean model.optimizer?" in refuses(
+        "fit", "--config", "my.yaml"
+    )
+
+
+def test_file_that_is_not_yaml(refuses, tmp_path):
+    (tmp_path / "my.yaml").write_text("model: [\n")
+    assert "Problems parsing config" in refuses("fit", "--config", "my.yaml")
+
+
+class TestData:
+    @pytest.fixture
+    def fit(self, refuses, tmp_path):
+        """Fits a colour network to the image folder in the current folder."""
+
+        def run(*options):
+            return refuses(
+                "fit", "--model.network=OptEqClassifier", "--model.network.classes=2",
+                "--data=ImageFolder", f"--data.root={tmp_path}", "--data.image_size=8",
+                "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", *options,
+            )  # fmt: skip
+
+        return run
+
+    @pytest.fixture
+    def images(self, tmp_path):
+        for part in ("train", "test"):
+            for name in "ab":
+                (tmp_path / part / name).mkdir(parents=True)
+                for i in range(10):
+                    pixels = np.full((8, 8, 3), 10 * i, dtype=np.uint8)
+                    Image.fromarray(pixels).save(tmp_path / part / name / f"{i}.png")
+        return tmp_path
+
+    def test_missing_set(self, refuses, tmp_path):
+        assert "--data.root" in refuses("fit", "--config", "cifar10-small")
+        assert list(tmp_path.iterdir()) == []
+
+    def test_missing_folder(self, fit):
+        assert "train does not exist" in fit()
+
+    def test_empty_folder(self, fit, tmp_path):
+        (tmp_path / "train" / "a").mkdir(parents=True)
+        assert "needs one folder per class with at least one image" in fit()
+
+    def test_unreadable_image(self, fit, images):
+        (images / "train" / "a" / "3.png").write_bytes(b"not an image")
+        assert "Could not read the image" in fit()
+
+    def test_unreadable_image_in_a_worker(self, fit, images, monkeypatch):
+        monkeypatch.setattr("opteq.data.images.MEMORY_BUDGET_BYTES", 0)
+        (images / "train" / "a" / "3.png").write_bytes(b"not an image")
+        sentence = fit("--data.num_workers=1", "--data.batch_size=4")
+        assert sentence.startswith("Could not read the image")
+
+    def test_nan_pixels(self, fit, images):
+        pixels = np.full((8, 8), np.nan, dtype=np.float32)
+        Image.fromarray(pixels).save(images / "train" / "a" / "nan.tiff")
+        assert "floating-point" in fit()
+
+    def test_wrong_number_of_classes(self, fit, images):
+        assert "set --model.network.classes 2" in fit("--model.network.classes=3")
+
+    def test_images_too_small_for_the_network(self, fit, images):
+        sentence = fit("--model.network=GEQClassifier", "--data.image_size=7")
+        assert "The network does not take the images of" in sentence
+
+    def test_nan_in_a_batch(self, tiny, refuses, monkeypatch):
+        def spoil(self, batch):
+            images, labels = batch
+            images = images.float()
+            images[1] = float("nan")
+            return images, labels
+
+        monkeypatch.setattr("opteq.data.preprocess.Preprocess.__call__", spoil)
+        assert "NaN or infinite values in samples 1" in refuses("fit", "--config", tiny)
+
+
+class TestCheckpoints:
+    @pytest.fixture
+    def copy(self, run, tmp_path):
+        shutil.copytree(run, tmp_path / "runs" / "tiny")
+        return tmp_path / "runs" / "tiny"
+
+    @pytest.mark.parametrize("command", ["fit", "test"])
+    def test_truncated(self, refuses, tiny, copy, command):
+        for name in ("best.ckpt", "last.ckpt"):
+            path = copy / "checkpoints" / name
+            path.write_bytes(path.read_bytes()[:1000])
+        arguments = ("--config", tiny, "--ckpt_path", "last") if command == "fit" else (copy,)
+        assert "is truncated or not a checkpoint" in refuses(command, *arguments)
+
+    @pytest.mark.parametrize("command", ["fit", "test", "predict"])
+    def test_of_another_model(self, refuses, tiny, copy, command, tmp_path):
+        checkpoint = copy / "checkpoints" / "best.ckpt"
+        extra = ("--images", tmp_path) if command == "predict" else ()
+        sentence = refuses(
+            command, "--config", tiny, "--ckpt_path", checkpoint, "--model.network.channels", 6, *extra
+        )
+        assert "The checkpoint is from another model" in sentence
+
+    def test_truncated_weights(self, refuses, copy, tmp_path):
+        path = copy / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-8])
+        assert "truncated" in refuses("predict", copy, tmp_path)
+
+    def test_a_run_without_write_permission(self, refuses, tiny, tmp_path):
+        (tmp_path / "runs").write_text("a file, not a folder")
+        assert "runs" in refuses("fit", "--config", tiny)

@@ -1,0 +1,299 @@
+import csv
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from opteq.cli import main
+from opteq.configs import presets, resolve_config
+from opteq.models.loading import build, load
+from opteq.solvers.picard import Picard
+from opteq.training.checkpoints import AtomicCheckpointIO, read_checkpoint
+
+
+@pytest.fixture(scope="module")
+def finished(tiny, tmp_path_factory):
+    """The folder of a finished run."""
+    runs = tmp_path_factory.mktemp("runs")
+    assert main(["fit", "--config", tiny, "--run", "first", "--runs_dir", str(runs)]) == 0
+    return runs / "first"
+
+
+def rows_of(path):
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+class TestFit:
+    def test_leaves_a_complete_run(self, finished):
+        names = {path.name for path in finished.iterdir()}
+        assert names >= {
+            "config.yaml",
+            "versions.json",
+            "metrics.csv",
+            "summary.json",
+            "checkpoints",
+            "tensorboard",
+            "model.safetensors",
+            "model.json",
+            "report.html",
+        }
+        assert {path.name for path in (finished / "checkpoints").iterdir()} == {"best.ckpt", "last.ckpt"}
+        assert list((finished / "tensorboard").glob("events*"))
+        assert not list(finished.rglob("*.part"))
+
+    def test_the_summary_describes_the_network_that_is_loaded(self, finished):
+        summary = json.loads((finished / "summary.json").read_text())
+        assert list(summary) == [
+            "dataset",
+            "model",
+            "parameters",
+            "test_accuracy",
+            "solver_steps_mean",
+            "residual_max",
+            "unconverged",
+            "seconds_train",
+            "images_per_second",
+            "peak_memory_mb",
+        ]
+        network = load(finished)
+        assert (summary["dataset"], summary["model"]) == ("Digits", "OptEqClassifier")
+        assert summary["parameters"] == sum(p.numel() for p in network.parameters())
+        assert summary["unconverged"] == 0
+        assert summary["images_per_second"] == pytest.approx(256 / summary["seconds_train"], rel=0.1)
+        assert 50 < summary["peak_memory_mb"] < 10_000
+
+    def test_the_exported_network_reaches_the_accuracy_of_the_summary(self, finished):
+        from opteq.data.digits import Digits
+
+        data = Digits()
+        data.setup("test")
+        network = load(finished)
+        with torch.no_grad():
+            hits = torch.cat([network(x).argmax(1) == y for x, y in data.test_dataloader()])
+        summary = json.loads((finished / "summary.json").read_text())
+        assert summary["test_accuracy"] == pytest.approx(hits.double().mean().item(), abs=1e-6)
+
+    def test_the_last_checkpoint_is_that_of_the_last_epoch(self, finished):
+        assert read_checkpoint(finished / "checkpoints" / "last.ckpt")["epoch"] == 1
+
+    def test_the_best_checkpoint_is_exported(self, finished):
+        best = read_checkpoint(finished / "checkpoints" / "best.ckpt")["state_dict"]
+        for name, weight in load(finished).state_dict().items():
+            assert torch.equal(weight, best[f"network.{name}"])
+        rows = rows_of(finished / "metrics.csv")
+        accuracies = [float(row["val_accuracy"]) for row in rows]
+        epoch = read_checkpoint(finished / "checkpoints" / "best.ckpt")["epoch"]
+        assert accuracies[epoch] == max(accuracies)
+
+    def test_one_row_of_metrics_per_epoch(self, finished):
+        rows = rows_of(finished / "metrics.csv")
+        assert [(row["epoch"], row["step"]) for row in rows] == [("0", "1"), ("1", "3")]
+        assert all(all(row.values()) for row in rows)
+
+    def test_the_configuration_is_resolved_and_works_again(self, finished, opteq):
+        config = yaml.safe_load((finished / "config.yaml").read_text())
+        assert list(config) == ["seed_everything", "trainer", "model", "data"]
+        assert config["model"]["network"]["init_args"]["depth"] == 1
+        status, _, err = opteq("fit", "--config", finished / "config.yaml")
+        assert status == 0, err
+        again = load(f"runs/{finished.name}").state_dict()
+        for name, weight in load(finished).state_dict().items():
+            assert torch.equal(weight, again[name]), "the same seed gives the same weights"
+
+    def test_a_run_is_never_overwritten(self, tiny, opteq, tmp_path):
+        for _ in range(2):
+            assert opteq("fit", "--config", tiny, "--trainer.max_epochs", 1).status == 0
+        assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["tiny", "tiny-2"]
+
+    def test_a_quick_check_writes_nothing(self, tiny, opteq, tmp_path):
+        assert opteq("fit", "--config", tiny, "--trainer.fast_dev_run", "true").status == 0
+        assert list(tmp_path.iterdir()) == []
+
+    def test_options_reach_network_solver_data_and_trainer(self, tiny, opteq, tmp_path):
+        result = opteq(
+            "fit", f"--config={tiny}", "--run", "wide", "--model.network.channels", 6,
+            "--model.network.solver", "Picard", "--model.network.solver.tol", "1e-2",
+            "--data.train_limit", 64, "--trainer.max_epochs", 1, "--trainer.precision", "bf16-mixed",
+        )  # fmt: skip
+        assert result.status == 0, result.err
+        network = load(tmp_path / "runs" / "wide")
+        assert network.norm.num_features == 6
+        assert network.equilibrium_layers[0].solver == Picard(tol=1e-2)
+        config = yaml.safe_load((tmp_path / "runs" / "wide" / "config.yaml").read_text())
+        assert config["trainer"]["precision"] == "bf16-mixed"
+        assert config["data"]["init_args"]["train_limit"] == 64
+
+    def test_says_where_the_results_are_and_nothing_of_other_products(self, tiny, opteq, caplog):
+        _, out, err = opteq("fit", "--config", tiny, "--trainer.max_epochs", 1)
+        assert "look at runs/tiny/report.html" in out
+        for noise in ("💡", "litlogger", "GPU available", "does not have many workers"):
+            assert noise not in out + err + caplog.text
+
+
+class TestResume:
+    def test_goes_on_and_says_from_where(self, finished, tiny, opteq, tmp_path, caplog):
+        shutil.copytree(finished, tmp_path / "runs" / "tiny")
+        before = rows_of(finished / "metrics.csv")
+        status, _, err = opteq("fit", "--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", 3)
+        assert status == 0, err
+        assert "Resuming runs/tiny after 2 epochs from runs/tiny/checkpoints/last.ckpt" in caplog.text
+        rows = rows_of(tmp_path / "runs" / "tiny" / "metrics.csv")
+        assert rows[:2] == before
+        assert [row["epoch"] for row in rows] == ["0", "1", "2"]
+        assert [path.name for path in (tmp_path / "runs").iterdir()] == ["tiny"]
+        summary = json.loads((tmp_path / "runs" / "tiny" / "summary.json").read_text())
+        # Two epochs before, one now.
+        assert summary["images_per_second"] * summary["seconds_train"] == pytest.approx(3 * 128, rel=0.1)
+
+    def test_resumed_equals_uninterrupted_weights_and_optimizer(self, finished, tiny, opteq, tmp_path):
+        """A training of no further epochs ends where it was."""
+        shutil.copytree(finished, tmp_path / "runs" / "tiny")
+        assert opteq("fit", "--config", tiny, "--ckpt_path", "last").status == 0
+        now, before = load(tmp_path / "runs" / "tiny").state_dict(), load(finished).state_dict()
+        assert all(torch.equal(now[name], before[name]) for name in before)
+
+    def test_the_learning_rate_follows_the_new_length(self, finished, tiny, opteq, tmp_path):
+        shutil.copytree(finished, tmp_path / "runs" / "tiny")
+        opteq("fit", "--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", 4)
+        rates = [float(row["learning_rate"]) for row in rows_of(tmp_path / "runs" / "tiny" / "metrics.csv")]
+        # Cosine over 4 epochs of 2 steps: after 6 and 8 of 8 steps.
+        assert rates[2:] == pytest.approx([1e-2 * (1 + np.cos(np.pi * 6 / 8)) / 2, 0], abs=1e-8)
+
+    def test_nothing_left_to_train_in_a_new_run(self, finished, tiny, refuses):
+        sentence = refuses("fit", "--config", tiny, "--ckpt_path", finished / "checkpoints" / "last.ckpt")
+        assert "raise it to go on" in sentence
+
+    def test_a_moved_run_keeps_its_best_checkpoint(self, finished, tiny, opteq, tmp_path):
+        folder = tmp_path / "runs" / "tiny"
+        shutil.copytree(finished, folder)
+        last = folder / "checkpoints" / "last.ckpt"
+        checkpoint = read_checkpoint(last)
+        # A score that no epoch will reach.
+        (key,) = (key for key in checkpoint["callbacks"] if key.startswith("BestCheckpoint"))
+        checkpoint["callbacks"][key]["best_model_score"] = torch.tensor(2.0)
+        checkpoint["callbacks"][key]["kth_value"] = torch.tensor(2.0)
+        AtomicCheckpointIO().save_checkpoint(checkpoint, last)
+        best = (folder / "checkpoints" / "best.ckpt").read_bytes()
+        opteq("fit", "--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", 3)
+        assert read_checkpoint(last)["epoch"] == 2
+        assert (folder / "checkpoints" / "best.ckpt").read_bytes() == best
+
+    def test_a_checkpoint_starts_a_new_run(self, finished, tiny, opteq, tmp_path):
+        last = finished / "checkpoints" / "last.ckpt"
+        status, _, err = opteq("fit", "--config", tiny, "--ckpt_path", last, "--trainer.max_epochs", 3)
+        assert status == 0, err
+        assert [row["epoch"] for row in rows_of(tmp_path / "runs" / "tiny" / "metrics.csv")] == ["2"]
+
+    def test_options_of_the_model_must_be_those_of_the_run(self, finished, tiny, refuses, tmp_path):
+        shutil.copytree(finished, tmp_path / "runs" / "tiny")
+        sentence = refuses("fit", "--config", tiny, "--ckpt_path", "last", "--model.learning_rate", "0.5")
+        assert "model.learning_rate was 0.01 and is now 0.5" in sentence
+
+
+class TestEvaluation:
+    def test_test_reports_the_accuracy_of_the_run(self, finished, opteq):
+        status, out, err = opteq("test", finished)
+        assert status == 0, err
+        summary = json.loads((finished / "summary.json").read_text())
+        assert f"{summary['test_accuracy']:.4f}"[:6] in out.replace(" ", "")
+
+    def test_validate_reports_the_best_validation_accuracy(self, finished, opteq):
+        status, out, err = opteq("validate", finished)
+        assert status == 0, err
+        best = max(row["val_accuracy"] for row in rows_of(finished / "metrics.csv"))
+        assert best[:6] in out
+
+    def test_with_configuration_and_checkpoint(self, finished, tiny, opteq):
+        result = opteq("test", "--config", tiny, "--ckpt_path", finished / "checkpoints" / "last.ckpt")
+        assert result.status == 0
+        assert "test_accuracy" in result.out
+
+    def test_evaluation_leaves_the_run_as_it_was(self, finished, opteq, tmp_path):
+        before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
+        opteq("test", finished)
+        opteq("validate", finished)
+        assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+        assert list(tmp_path.iterdir()) == []
+
+
+class TestPredict:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        folder = tmp_path / "images"
+        folder.mkdir()
+        for i, image in enumerate(load_digits().images[:5]):
+            pixels = (image * 255 / 16).round().astype(np.uint8)
+            Image.fromarray(pixels).convert("RGB").save(folder / f"{i}.png")
+        return folder
+
+    def test_run_and_folder(self, finished, folder, opteq, tmp_path):
+        status, out, err = opteq("predict", finished, folder)
+        assert status == 0, err
+        assert "Wrote 5 predictions to predictions.csv" in out
+        rows = rows_of(tmp_path / "predictions.csv")
+        assert [row["path"] for row in rows] == [str(folder / f"{i}.png") for i in range(5)]
+        assert {row["converged"] for row in rows} == {"True"}
+
+    def test_configuration_and_checkpoint_give_the_same(self, finished, folder, tiny, opteq, tmp_path):
+        opteq("predict", finished, folder, "--output", "a.csv")
+        checkpoint = finished / "checkpoints" / "best.ckpt"
+        arguments = ("--ckpt_path", checkpoint, "--images", folder, "--output", "b.csv")
+        status, _, err = opteq("predict", "--config", tiny, *arguments)
+        assert status == 0, err
+        assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+
+
+class TestPresets:
+    def test_lists_every_file_with_parameters_and_result(self, opteq):
+        status, out, _ = opteq("presets")
+        assert status == 0
+        for preset in presets():
+            assert preset.name in out
+            assert f"{preset.parameters:,} parameters; {preset.expected}" in out
+
+    @pytest.mark.parametrize("preset", presets(), ids=lambda preset: preset.name)
+    def test_the_number_of_parameters_is_true(self, preset):
+        config = yaml.safe_load(resolve_config(preset.name).read_text())
+        network = build(config["model"]["network"])
+        assert sum(p.numel() for p in network.parameters()) == preset.parameters
+
+    @pytest.mark.parametrize("preset", presets(), ids=lambda preset: preset.name)
+    def test_every_preset_is_accepted(self, preset, opteq):
+        with pytest.raises(SystemExit) as end:
+            opteq("fit", "--config", preset.name, "--print_config")
+        assert end.value.code == 0
+
+
+class TestHelp:
+    @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["fit", "--help"]])
+    def test_help(self, opteq, arguments):
+        status, out, _ = opteq(*arguments)
+        assert status == 0
+        assert "opteq fit --config NAME_OR_FILE" in out
+
+    def test_version(self, opteq):
+        assert opteq("--version").out == "opteq 0.1.0\n"
+
+    def test_help_and_presets_load_no_training_code(self):
+        code = (
+            "import sys; from opteq.cli import main; main(['--help']); main(['presets']); "
+            "print([m for m in ('lightning', 'jsonargparse', 'torchvision') if m in sys.modules])"
+        )
+        result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert result.stdout.splitlines()[-1] == "[]"
+
+    def test_help_all_lists_the_options(self, opteq, capsys):
+        with pytest.raises(SystemExit) as end:
+            opteq("fit", "--help-all")
+        assert end.value.code == 0
+        out = capsys.readouterr().out
+        assert "--trainer.max_epochs" in out
+        assert "--runs_dir" in out

@@ -1,0 +1,93 @@
+"""What is left after a training was cut short, and how it goes on."""
+
+import csv
+import resource
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from opteq.training.checkpoints import read_checkpoint
+
+
+@pytest.fixture
+def start(tiny, tmp_path):
+    """Starts a long training in a process of its own; returns it when it has saved two epochs."""
+    processes = []
+
+    def run():
+        process = subprocess.Popen(
+            [sys.executable, "-m", "opteq", "fit", "--config", tiny, "--trainer.max_epochs", "100000"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        last = tmp_path / "runs" / "tiny" / "checkpoints" / "last.ckpt"
+        deadline = time.monotonic() + 120
+        while not (last.is_file() and read_checkpoint(last)["epoch"] >= 1):
+            assert process.poll() is None, process.communicate()[1]
+            assert time.monotonic() < deadline, "no checkpoint within two minutes"
+            time.sleep(0.05)
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def epochs_of(folder):
+    with (folder / "metrics.csv").open(newline="") as file:
+        return [int(row["epoch"]) for row in csv.DictReader(file)]
+
+
+def test_a_killed_training_goes_on(start, tiny, opteq, tmp_path, caplog):
+    process = start()
+    process.kill()
+    process.wait()
+    folder = tmp_path / "runs" / "tiny"
+    done = read_checkpoint(folder / "checkpoints" / "last.ckpt")["epoch"] + 1
+    result = opteq("fit", "--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", done + 1)
+    assert result.status == 0, result.err
+    assert f"Resuming runs/tiny after {done} epochs from runs/tiny/checkpoints/last.ckpt" in caplog.text
+    assert read_checkpoint(folder / "checkpoints" / "last.ckpt")["epoch"] == done
+    epochs = epochs_of(folder)
+    # A kill between a checkpoint and the metrics of its epoch costs one row at most, and none comes twice.
+    assert epochs[-1] == done
+    assert set(range(done - 1)) <= set(epochs)
+    assert len(epochs) == len(set(epochs))
+
+
+def test_an_interrupt_ends_with_a_sentence(start, tmp_path):
+    process = start()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert err.splitlines()[-1] == (
+        "opteq: Interrupted; runs/tiny/checkpoints/last.ckpt is complete. "
+        "Go on with the same command and --ckpt_path last --run tiny."
+    )
+    read_checkpoint(tmp_path / "runs" / "tiny" / "checkpoints" / "last.ckpt")
+
+
+def test_a_full_disk_costs_no_checkpoint(tiny, opteq, refuses, tmp_path):
+    assert opteq("fit", "--config", tiny).status == 0
+    last = tmp_path / "runs" / "tiny" / "checkpoints" / "last.ckpt"
+    before = last.read_bytes()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A limit on the size of files stops a write halfway, as a full disk does.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) // 2, hard))
+    try:
+        sentence = refuses("fit", "--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "earlier checkpoints are untouched. Make room and continue with --ckpt_path last." in sentence
+    assert last.read_bytes() == before
+    assert not list(last.parent.glob("*.part"))
+    result = opteq("fit", "--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", 3)
+    assert result.status == 0, result.err
+    assert epochs_of(last.parent.parent) == [0, 1, 2]

@@ -1,0 +1,321 @@
+import gzip
+import hashlib
+import pickle
+import struct
+
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets
+from PIL import Image
+from sklearn.datasets import load_digits
+
+from opteq.data import fashion_mnist
+from opteq.data.cifar import CIFAR10, CIFAR100
+from opteq.data.digits import Digits
+from opteq.data.fashion_mnist import FashionMNIST
+from opteq.data.folder import ImageFolder, find_images
+from opteq.errors import ConfigError
+
+
+def prepared(data):
+    data.prepare_data()
+    data.setup("fit")
+    data.setup("test")
+    return data
+
+
+def pixels_of(loader, normalization):
+    """All images of a loader as bytes again, shape (n, channels, height, width), and their labels."""
+    images, labels = (torch.cat(part) for part in zip(*loader, strict=True))
+    mean, std = (torch.tensor(values).view(-1, 1, 1) for values in normalization)
+    return ((images * std + mean) * 255).round().to(torch.uint8), labels
+
+
+def idx(array):
+    header = struct.pack(">BBBB", 0, 0, 8, array.ndim) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()
+
+
+@pytest.fixture
+def clothes(rng):
+    """The four arrays of a small Fashion-MNIST by file name."""
+    sizes = {"train": 40, "t10k": 20}
+    return {
+        f"{part}-{kind}": array
+        for part, n in sizes.items()
+        for kind, array in (
+            ("images-idx3-ubyte", rng.integers(0, 256, (n, 28, 28), dtype=np.uint8)),
+            ("labels-idx1-ubyte", (np.arange(n) % 10).astype(np.uint8)),
+        )
+    }
+
+
+@pytest.fixture
+def rng():
+    return np.random.default_rng(0)
+
+
+class TestDigits:
+    def test_holds_all_of_scikit_learns_digits_once(self):
+        data = prepared(Digits(batch_size=50))
+        loaders = [data.train_dataloader(), data.val_dataloader(), data.test_dataloader()]
+        # The last training batch is incomplete and left out.
+        assert [len(loader.dataset) for loader in loaders] == [1293, 144, 360]
+        whole = torch.cat([loader.dataset.images for loader in loaders]).flatten(1)
+        expected = np.round(load_digits().data * 255 / 16)
+        assert sorted(map(tuple, whole.tolist())) == sorted(map(tuple, expected.tolist()))
+
+    def test_splits_are_stratified_and_do_not_depend_on_the_seed(self):
+        torch.manual_seed(1)
+        first = prepared(Digits())
+        torch.manual_seed(2)
+        second = prepared(Digits())
+        for loader in ("val_dataloader", "test_dataloader"):
+            (x, y), (x2, y2) = (
+                pixels_of(getattr(data, loader)(), data.normalization) for data in (first, second)
+            )
+            assert torch.equal(x, x2)
+            assert torch.equal(y, y2)
+            counts = y.bincount()
+            assert counts.max() - counts.min() <= 2
+
+    def test_training_images_are_normalised_and_come_in_random_order(self):
+        data = prepared(Digits())
+        images, labels = (torch.cat(part) for part in zip(*data.train_dataloader(), strict=True))
+        assert abs(images.mean()) < 0.02
+        assert abs(images.std() - 1) < 0.02
+        again = torch.cat([labels for _, labels in data.train_dataloader()])
+        assert not torch.equal(labels, again)
+
+    def test_augmentation_is_for_training_only(self):
+        plain, augmented = prepared(Digits()), prepared(Digits(augmentation="crop"))
+        for loader in ("val_dataloader", "test_dataloader"):
+            x, x2 = (torch.cat([x for x, _ in getattr(d, loader)()]) for d in (plain, augmented))
+            assert torch.equal(x, x2)
+        torch.manual_seed(0)
+        x = torch.cat([x for x, _ in plain.train_dataloader()])
+        torch.manual_seed(0)
+        assert not torch.equal(x, torch.cat([x for x, _ in augmented.train_dataloader()]))
+
+    def test_workers_give_the_same_images(self):
+        alone, helped = prepared(Digits()), prepared(Digits(num_workers=1))
+        assert torch.equal(next(iter(alone.test_dataloader()))[0], next(iter(helped.test_dataloader()))[0])
+
+    def test_train_limit_is_stratified(self):
+        data = prepared(Digits(train_limit=100, batch_size=100))
+        ((_, labels),) = data.train_dataloader()
+        assert labels.bincount().tolist() == [10] * 10
+
+    def test_nothing_is_read_twice(self, monkeypatch):
+        data = prepared(Digits())
+        monkeypatch.setattr(data, "read", lambda split: pytest.fail("read again"))
+        prepared(data)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {"batch_size": 0},
+            {"val_fraction": 0.0},
+            {"val_fraction": 1.0},
+            {"val_fraction": 1e-6},
+            {"train_limit": 0},
+            {"train_limit": 1294},
+        ],
+    )
+    def test_refuses_options_out_of_range(self, options):
+        (name,) = options
+        with pytest.raises(ConfigError, match=name):
+            prepared(Digits(**options))
+
+    def test_asking_too_early_says_what_to_call(self):
+        with pytest.raises(ConfigError, match="setup"):
+            Digits().test_dataloader()
+
+
+class TestFashionMNIST:
+    def test_reads_the_idx_files(self, tmp_path, clothes):
+        raw = tmp_path / "FashionMNIST" / "raw"
+        raw.mkdir(parents=True)
+        for name, array in clothes.items():
+            (raw / name).write_bytes(idx(array))
+        data = prepared(FashionMNIST(str(tmp_path), val_fraction=0.25))
+        x, y = pixels_of(data.test_dataloader(), data.normalization)
+        np.testing.assert_array_equal(x[:, 0].numpy(), clothes["t10k-images-idx3-ubyte"])
+        np.testing.assert_array_equal(y.numpy(), clothes["t10k-labels-idx1-ubyte"])
+        assert len(data.train_dataloader().dataset) == 30
+        assert data.class_names[9] == "Ankle boot"
+
+    def test_unpacks_debians_package(self, tmp_path, clothes, monkeypatch):
+        debian = tmp_path / "debian"
+        debian.mkdir()
+        for name, array in clothes.items():
+            (debian / f"{name}.gz").write_bytes(gzip.compress(idx(array)))
+        monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", debian)
+        data = prepared(FashionMNIST(str(tmp_path / "data")))
+        x, _ = pixels_of(data.test_dataloader(), data.normalization)
+        np.testing.assert_array_equal(x[:, 0].numpy(), clothes["t10k-images-idx3-ubyte"])
+        for name, array in clothes.items():
+            assert (tmp_path / "data" / "FashionMNIST" / "raw" / name).read_bytes() == idx(array)
+
+    def test_a_damaged_package_leaves_no_half_file(self, tmp_path, clothes, monkeypatch):
+        for name, array in clothes.items():
+            (tmp_path / f"{name}.gz").write_bytes(gzip.compress(idx(array))[:-9])
+        monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path)
+        with pytest.raises(ConfigError, match="reinstall dataset-fashion-mnist"):
+            FashionMNIST(str(tmp_path / "data")).prepare_data()
+        assert not list((tmp_path / "data").rglob("*ubyte*"))
+
+    def test_missing_names_both_ways_to_get_it(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path / "none")
+        with pytest.raises(ConfigError, match=r"dataset-fashion-mnist.*--data\.download true"):
+            FashionMNIST(str(tmp_path)).prepare_data()
+
+    def test_no_network_says_so(self, tmp_path, monkeypatch):
+        def refuse(*args, **kwargs):
+            raise OSError("Network is unreachable")
+
+        monkeypatch.setattr(fashion_mnist, "DEBIAN_FOLDER", tmp_path / "none")
+        monkeypatch.setattr(torchvision.datasets.FashionMNIST, "download", refuse)
+        with pytest.raises(ConfigError, match="Could not download Fashion-MNIST"):
+            FashionMNIST(str(tmp_path), download=True).prepare_data()
+
+    def test_truncated_files_are_named(self, tmp_path, clothes):
+        raw = tmp_path / "FashionMNIST" / "raw"
+        raw.mkdir(parents=True)
+        for name, array in clothes.items():
+            (raw / name).write_bytes(idx(array)[:30])
+        with pytest.raises(ConfigError, match="damaged"):
+            prepared(FashionMNIST(str(tmp_path)))
+
+
+def write_cifar(root, cls, rng, monkeypatch):
+    """Writes a small set in CIFAR's format and makes torchvision expect its checksums."""
+    folder = root / cls.base_folder
+    folder.mkdir(parents=True)
+    key = "labels" if cls is torchvision.datasets.CIFAR10 else "fine_labels"
+    classes = 10 if cls is torchvision.datasets.CIFAR10 else 100
+    arrays = {}
+
+    def write(name, content):
+        data = pickle.dumps(content)
+        (folder / name).write_bytes(data)
+        return hashlib.md5(data).hexdigest()
+
+    lists = {}
+    for attribute in ("train_list", "test_list"):
+        lists[attribute] = []
+        for name, _ in getattr(cls, attribute):
+            arrays[name] = rng.integers(0, 256, (classes, 3072), dtype=np.uint8)
+            md5 = write(name, {"data": arrays[name], key: list(range(classes))})
+            lists[attribute].append([name, md5])
+        monkeypatch.setattr(cls, attribute, lists[attribute])
+    names = [f"class {i}" for i in range(classes)]
+    md5 = write(cls.meta["filename"], {cls.meta["key"]: names})
+    monkeypatch.setattr(cls, "meta", cls.meta | {"md5": md5})
+    return arrays
+
+
+class TestCIFAR:
+    @pytest.mark.parametrize("module", [CIFAR10, CIFAR100])
+    def test_reads_the_batches(self, tmp_path, module, rng, monkeypatch):
+        arrays = write_cifar(tmp_path, module.dataset, rng, monkeypatch)
+        data = prepared(module(str(tmp_path), val_fraction=0.2))
+        x, y = pixels_of(data.test_dataloader(), data.normalization)
+        ((name, _),) = module.dataset.test_list
+        np.testing.assert_array_equal(x.flatten(1).numpy(), arrays[name])
+        assert y.tolist() == list(range(data.num_classes))
+        assert data.class_names[3] == "class 3"
+        total = sum(len(arrays[name]) for name, _ in module.dataset.train_list)
+        assert len(data.train_dataloader().dataset) == 0.8 * total
+
+    def test_missing_says_how_to_get_it(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"cifar-10-python\.tar\.gz .*--data\.root"):
+            prepared(CIFAR10(str(tmp_path)))
+
+    def test_no_network_says_so(self, tmp_path, monkeypatch):
+        def refuse(*args, **kwargs):
+            raise OSError("Network is unreachable")
+
+        monkeypatch.setattr(torchvision.datasets.CIFAR10, "download", refuse)
+        with pytest.raises(ConfigError, match="Could not download CIFAR10"):
+            prepared(CIFAR10(str(tmp_path), download=True))
+
+
+@pytest.fixture
+def folders(tmp_path, rng):
+    """Writes `<part>/<class>/<i>.png` with the given number of images; returns the root."""
+
+    def write(**parts):
+        for part, (classes, number) in parts.items():
+            for name in classes:
+                folder = tmp_path / part / name
+                folder.mkdir(parents=True)
+                for i in range(number):
+                    pixels = rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+                    Image.fromarray(pixels).save(folder / f"{i}.png")
+        return str(tmp_path)
+
+    return write
+
+
+class TestImageFolder:
+    def test_reads_classes_and_images(self, folders, tmp_path):
+        root = folders(train=("ab", 10), test=("ab", 3))
+        data = prepared(ImageFolder(root, image_size=8, val_fraction=0.2))
+        assert data.class_names == ("a", "b")
+        assert data.num_classes == 2
+        assert [len(loader.dataset) for loader in (data.train_dataloader(), data.val_dataloader())] == [16, 4]
+        x, y = pixels_of(data.test_dataloader(), data.normalization)
+        expected = np.asarray(Image.open(tmp_path / "test" / "b" / "0.png")).transpose(2, 0, 1)
+        np.testing.assert_array_equal(x[3].numpy(), expected)
+        assert y.tolist() == [0, 0, 0, 1, 1, 1]
+
+    def test_val_alone_is_the_test_set(self, folders):
+        data = prepared(ImageFolder(folders(train=("ab", 10), val=("ab", 3)), image_size=8))
+        assert len(data.test_dataloader().dataset) == 6
+        assert len(data.val_dataloader().dataset) == 2
+
+    def test_val_and_test_are_both_used(self, folders):
+        root = folders(train=("ab", 10), val=("ab", 3), test=("ab", 4))
+        data = prepared(ImageFolder(root, image_size=8))
+        loaders = (data.train_dataloader(), data.val_dataloader(), data.test_dataloader())
+        assert [len(loader.dataset) for loader in loaders] == [20, 6, 8]
+
+    def test_missing_folder(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"train does not exist.*--data\.root"):
+            prepared(ImageFolder(str(tmp_path)))
+
+    def test_empty_folder(self, tmp_path):
+        (tmp_path / "train").mkdir()
+        with pytest.raises(ConfigError, match="one folder per class"):
+            prepared(ImageFolder(str(tmp_path)))
+
+    def test_class_without_images(self, folders, tmp_path):
+        root = folders(train=("ab", 10), test=("ab", 3))
+        (tmp_path / "train" / "c").mkdir()
+        with pytest.raises(ConfigError, match="one folder per class"):
+            prepared(ImageFolder(root))
+
+    def test_classes_that_differ(self, folders):
+        with pytest.raises(ConfigError, match=r"differ.*: b, c\."):
+            prepared(ImageFolder(folders(train=("ab", 10), test=("ac", 3))))
+
+    def test_unreadable_image(self, folders, tmp_path):
+        root = folders(train=("ab", 10), test=("ab", 3))
+        (tmp_path / "train" / "a" / "4.png").write_bytes(b"?")
+        with pytest.raises(ConfigError, match=r"4\.png"):
+            prepared(ImageFolder(root))
+
+
+def test_find_images_looks_into_subfolders(folders, tmp_path):
+    folders(train=("ba", 1))
+    (tmp_path / "notes.txt").touch()
+    assert [path.parent.name for path in find_images(tmp_path)] == ["a", "b"]
+
+
+def test_find_images_refuses_a_folder_without_images(tmp_path):
+    with pytest.raises(ConfigError, match="no images"):
+        find_images(tmp_path)
+    with pytest.raises(ConfigError, match="does not exist"):
+        find_images(tmp_path / "nowhere")

@@ -1,0 +1,189 @@
+import warnings
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+from torch import nn
+
+from opteq.data.digits import Digits
+from opteq.errors import ConfigError, OpteqError
+from opteq.models.classifier import OptEqClassifier
+from opteq.solvers.anderson import Anderson
+from opteq.training.meter import TrainingMeter
+from opteq.training.module import ClassifierModule
+
+
+def small_network(**options):
+    torch.manual_seed(0)
+    return OptEqClassifier(in_channels=1, channels=4, hidden=4, **options)
+
+
+def make_trainer(**options):
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    return Trainer(accelerator="cpu", enable_model_summary=False, **{**quiet, **options})
+
+
+@pytest.fixture
+def data():
+    return Digits(batch_size=64, train_limit=128)
+
+
+@pytest.fixture(autouse=True)
+def _third_party_warnings():
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers")
+        warnings.filterwarnings("ignore", message=".*LeafSpec")
+        yield
+
+
+def predictions(network, loader):
+    """Logits, labels and solve infos, by a plain loop over a loader."""
+    network.eval()
+    logits, labels, infos = [], [], []
+    with torch.no_grad():
+        for x, y in loader:
+            logits.append(network(x))
+            labels.append(y)
+            infos.append(network.equilibrium_layers[0].solve(network.stem(x)).info)
+    return torch.cat(logits), torch.cat(labels), infos
+
+
+@pytest.mark.parametrize("stage", ["val", "test"])
+def test_evaluation_agrees_with_a_plain_loop(data, stage):
+    module = ClassifierModule(small_network(), label_smoothing=0.1)
+    trainer = make_trainer()
+    evaluate = trainer.validate if stage == "val" else trainer.test
+    (metrics,) = evaluate(module, datamodule=data, verbose=False)
+    loader = data.val_dataloader() if stage == "val" else data.test_dataloader()
+    logits, labels, infos = predictions(module.network, loader)
+    hits = logits.argsort(1, descending=True) == labels[:, None]
+    expected = {
+        "loss": nn.functional.cross_entropy(logits, labels).item(),
+        "accuracy": hits[:, 0].double().mean().item(),
+        "accuracy_top5": hits[:, :5].any(1).double().mean().item(),
+        "solver_steps": torch.cat([info.steps for info in infos]).double().mean().item(),
+        "unconverged": 0,
+        "residual_max": max(info.residual.max().item() for info in infos),
+    }
+    assert metrics == pytest.approx({f"{stage}_{name}": value for name, value in expected.items()}, rel=1e-4)
+
+
+def test_unconverged_samples_are_counted(data):
+    module = ClassifierModule(small_network(solver=Anderson(tol=1e-5, max_steps=1)))
+    (metrics,) = make_trainer().test(module, datamodule=data, verbose=False)
+    assert metrics["test_unconverged"] == 360
+    assert metrics["test_residual_max"] > 1e-5
+
+
+def test_training_logs_both_solves_and_learns():
+    data = Digits(batch_size=32, train_limit=640)
+    module = ClassifierModule(small_network(pool=4), optimizer="adamw", learning_rate=1e-2)
+    trainer = make_trainer(max_epochs=5)
+    trainer.fit(module, datamodule=data)
+    metrics = trainer.callback_metrics
+    assert metrics["train_adjoint_steps"] >= 1
+    assert metrics["train_solver_steps"] >= 1
+    assert metrics["train_adjoint_unconverged"] == metrics["train_unconverged"] == 0
+    # Guessing gives log 10 and 0.1.
+    assert metrics["train_loss"] < 1.5
+    assert metrics["val_accuracy"] > 0.5
+
+
+def test_logs_of_training_batches_do_not_pile_up(data):
+    module = ClassifierModule(small_network())
+    make_trainer(max_epochs=1).fit(module, datamodule=data)
+    assert module.network.equilibrium_layers[0]._logs == []
+
+
+def test_a_network_without_equilibrium_layers_trains(data):
+    module = ClassifierModule(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(module, datamodule=data)
+    assert "train_loss" in trainer.callback_metrics
+    assert not [name for name in trainer.callback_metrics if "solver" in name]
+
+
+def test_biases_and_norms_have_no_weight_decay(data):
+    network = small_network()
+    module = ClassifierModule(network, optimizer="sgd", learning_rate=0.3, weight_decay=0.25)
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(module, datamodule=data)
+    (optimizer,) = trainer.optimizers
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    assert len(decay) == len(list(network.parameters()))
+    for name, parameter in network.named_parameters():
+        is_exempt = name.endswith("bias") or name.startswith("norm") or name.startswith("stem.1")
+        assert decay[id(parameter)] == (0.0 if is_exempt else 0.25), name
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert all(group["nesterov"] and group["momentum"] == 0.9 for group in optimizer.param_groups)
+
+
+class _LearningRates(Callback):
+    def __init__(self):
+        self.values = []
+
+    def on_train_batch_start(self, trainer, *args):
+        self.values.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
+def test_the_schedule_spans_the_training_step_by_step(data):
+    rates = _LearningRates()
+    module = ClassifierModule(small_network(), learning_rate=0.5, schedule="linear")
+    make_trainer(max_epochs=3, callbacks=[rates]).fit(module, datamodule=data)
+    assert rates.values == pytest.approx([0.5 * (1 - step / 6) for step in range(6)])
+
+
+def test_the_optimizer_follows_the_smoothed_loss(data):
+    """One step of SGD equals a step by hand."""
+    options = {"learning_rate": 0.1, "weight_decay": 0.0, "label_smoothing": 0.2, "schedule": "constant"}
+    module = ClassifierModule(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), **options)
+    linear = module.network[1]
+    before = linear.weight.detach().clone()
+    data.batch_size = 128
+    data.prepare_data()
+    data.setup("fit")
+    ((x, y),) = data.train_dataloader()
+    weight = before.clone().requires_grad_()
+    logits = x.flatten(1) @ weight.T + linear.bias.detach()
+    smooth = nn.functional.one_hot(y, 10) * 0.8 + 0.02
+    loss = -(smooth * logits.log_softmax(1)).sum(1).mean()
+    (gradient,) = torch.autograd.grad(loss, weight)
+    make_trainer(max_steps=1).fit(module, datamodule=data)
+    # Nesterov's first step is 1 + momentum gradients long.
+    torch.testing.assert_close(linear.weight, before - 0.1 * 1.9 * gradient, rtol=1e-4, atol=1e-5)
+
+
+def test_a_training_that_diverges_is_stopped(data):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    network[1].weight.data.fill_(float("inf"))
+    with pytest.raises(OpteqError, match=r"loss became nan in step 0; lower --model\.learning_rate"):
+        make_trainer(max_epochs=1).fit(ClassifierModule(network), datamodule=data)
+
+
+def test_weights_of_another_model_are_refused_before_any_is_loaded():
+    small, large = ClassifierModule(small_network()), ClassifierModule(small_network(depth=2))
+    before = {name: value.clone() for name, value in large.state_dict().items()}
+    with pytest.raises(ConfigError, match="from another model"):
+        large.on_load_checkpoint({"state_dict": small.state_dict()})
+    assert all(torch.equal(value, before[name]) for name, value in large.state_dict().items())
+    wide = ClassifierModule(OptEqClassifier(in_channels=1, channels=8, hidden=4))
+    with pytest.raises(ConfigError, match=r"\(8, 32, 3, 3\)|\(8,|\(4,"):
+        wide.on_load_checkpoint({"state_dict": small.state_dict()})
+    small.on_load_checkpoint({"state_dict": ClassifierModule(small_network()).state_dict()})
+
+
+def test_endless_training_needs_an_end(data):
+    with pytest.raises(ConfigError, match="max_epochs"):
+        make_trainer(max_epochs=-1).fit(ClassifierModule(small_network()), datamodule=data)
+
+
+def test_the_meter_counts_images_and_survives_a_checkpoint(data):
+    meter = TrainingMeter()
+    make_trainer(max_epochs=3, callbacks=[meter]).fit(ClassifierModule(small_network()), datamodule=data)
+    assert meter.images == 3 * 128
+    assert meter.seconds > 0
+    resumed = TrainingMeter()
+    resumed.load_state_dict(meter.state_dict())
+    make_trainer(max_epochs=1, callbacks=[resumed]).fit(ClassifierModule(small_network()), datamodule=data)
+    assert resumed.images == 4 * 128
+    assert resumed.seconds > meter.seconds

@@ -1,0 +1,74 @@
+import csv
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from opteq.errors import ConfigError
+from opteq.models.classifier import OptEqClassifier
+from opteq.models.loading import ModelCard
+from opteq.solvers.anderson import Anderson
+from opteq.training.predict import predict_folder, write_predictions
+
+CARD = ModelCard({}, ("cat", "dog"), 1, 8, (0.25,), (0.5,))
+
+
+def make_network(**options):
+    torch.manual_seed(0)
+    return OptEqClassifier(in_channels=1, classes=2, channels=4, hidden=4, **options).eval()
+
+
+@pytest.fixture
+def images(tmp_path):
+    """70 grey images, more than a batch, in two folders."""
+    pixels = np.random.default_rng(0).integers(0, 256, (70, 8, 8), dtype=np.uint8)
+    for i, image in enumerate(pixels):
+        folder = tmp_path / "images" / str(i // 40)
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / f"{i:02}.png")
+    return pixels
+
+
+def test_agrees_with_the_network(images, tmp_path):
+    network = make_network()
+    predictions = predict_folder(network, CARD, tmp_path / "images")
+    assert [prediction.path.name for prediction in predictions] == [f"{i:02}.png" for i in range(70)]
+    with torch.no_grad():
+        x = (torch.from_numpy(images)[:, None] / 255 - 0.25) / 0.5
+        confidence, label = network(x).softmax(1).max(1)
+        info = network.equilibrium_layers[0].solve(network.stem(x)).info
+    assert [p.label for p in predictions] == [("cat", "dog")[i] for i in label]
+    np.testing.assert_allclose([p.confidence for p in predictions], confidence, rtol=1e-4)
+    np.testing.assert_allclose([p.residual for p in predictions], info.residual, rtol=0.05, atol=1e-7)
+    assert all(p.converged for p in predictions)
+
+
+def test_unconverged_images_are_marked(images, tmp_path):
+    network = make_network(depth=2, solver=Anderson(tol=1e-5, max_steps=1))
+    predictions = predict_folder(network, CARD, tmp_path / "images")
+    assert not any(p.converged for p in predictions)
+    assert min(p.residual for p in predictions) > 1e-5
+
+
+def test_without_equilibrium_layers(images, tmp_path):
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
+    predictions = predict_folder(network, CARD, tmp_path / "images")
+    assert all(p.converged and p.residual == 0 for p in predictions)
+
+
+def test_the_table(images, tmp_path):
+    predictions = predict_folder(make_network(), CARD, tmp_path / "images")
+    write_predictions(tmp_path / "out.csv", predictions)
+    with (tmp_path / "out.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["path", "label", "confidence", "converged", "residual"]
+    assert len(rows) == 70
+    assert rows[3]["path"] == str(tmp_path / "images" / "0" / "03.png")
+    assert float(rows[3]["confidence"]) == predictions[3].confidence
+
+
+def test_an_unreadable_image_is_named(images, tmp_path):
+    (tmp_path / "images" / "x.jpg").write_bytes(b"no")
+    with pytest.raises(ConfigError, match=r"x\.jpg"):
+        predict_folder(make_network(), CARD, tmp_path / "images")
