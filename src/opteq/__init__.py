@@ -5,9 +5,19 @@ from opteq.gradients.onestep import OneStep
 from opteq.gradients.phantom import Phantom
 from opteq.gradients.unrolled import Unrolled
 from opteq.layer import EquilibriumLayer, solve_log
+from opteq.maps.affine import AffineChange
+from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import GaussianMap
+from opteq.maps.mixing import LinearMixing
+from opteq.maps.multiblock import MultiBlockOptEq
 from opteq.maps.optequnit import OptEqUnit
+from opteq.maps.regularised import Regularised
+from opteq.maps.skip import MoreauSkip
+from opteq.maps.wide import WideOptEq
+from opteq.models.converter import from_feedforward
+from opteq.objectives.batch_regularisers import HSIC, Decorrelation, RandomFeatureHSIC
 from opteq.objectives.patches import Patches
+from opteq.objectives.regularisers import AbsoluteNorm, Incay, SquaredNorm
 from opteq.operators.compose import Compose, DepthwiseSeparableConv2d
 from opteq.operators.conv import Conv2d
 from opteq.operators.dense import Dense
@@ -16,25 +26,41 @@ from opteq.solvers.anderson import Anderson
 from opteq.solvers.broyden import Broyden
 from opteq.solvers.nesterov import Nesterov
 from opteq.solvers.picard import Picard
+from opteq.solvers.sam import SAM
 
 __all__ = [
+    "HSIC",
+    "SAM",
+    "AbsoluteNorm",
+    "AffineChange",
     "Anderson",
     "AveragePool",
     "Broyden",
     "Compose",
     "Conv2d",
+    "Decorrelation",
+    "DeepOptEq",
     "Dense",
     "DepthwiseSeparableConv2d",
     "EquilibriumLayer",
     "GaussianMap",
     "Implicit",
+    "Incay",
+    "LinearMixing",
+    "MoreauSkip",
+    "MultiBlockOptEq",
     "Nesterov",
     "OneStep",
     "OptEqUnit",
     "Patches",
     "Phantom",
     "Picard",
+    "RandomFeatureHSIC",
+    "Regularised",
+    "SquaredNorm",
     "Unrolled",
+    "WideOptEq",
+    "from_feedforward",
     "solve_log",
 ]
 

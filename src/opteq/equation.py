@@ -21,16 +21,20 @@ class SymmetricForm:
     """The adjoint equation `u = g + Jᵀu` as `(I - S) v = enter(g)`, `u = leave(v, g)`, `S` symmetric.
 
     Attributes:
-        matvec: `v ↦ S v`; `I - S` is positive definite where the map contracts.
+        matvec: `v ↦ S v`; `I - S` is positive definite where the map contracts. With a `metric` it is
+            the `K` of `S = K M` instead.
         enter: right-hand side from the cotangent `g`.
         leave: adjoint solution `u` from `v` and `g`.
         pullback: the linearization's `pullback(leave(v, g))` straight from `v`, where that saves work.
+        metric: a positive semidefinite `M` in whose inner product `pᵀM q` the `S` is symmetric; None for
+            the identity.
     """
 
     matvec: Callable[[State], State]
     enter: Callable[[State], State]
     leave: Callable[[State, State], State]
     pullback: Callable[[State], Gradients] | None = None
+    metric: Callable[[State], State] | None = None
 
 
 class Linearization(ABC):
@@ -208,18 +212,16 @@ def symmetrized(
 def eliminated(first: Callable[[State], State], second: Callable[[State], State]) -> SymmetricForm:
     """The symmetric form of `J = S_2 S_1`, `S_1` symmetric and `S_2` symmetric positive semidefinite.
 
-    `u = g + S_1 S_2 u` is multiplied by `S_2`, `(S_2 - S_2 S_1 S_2) v = S_2 g`, which fixes `S_2 v` and
-    with it `u = g + S_1 S_2 v`. The last step makes the residual of `u` no larger than that of `v`.
+    Multiplied by `S_2` the adjoint equation `(I - S_1 S_2) v = g` is symmetric, `S_2 - S_2 S_1 S_2`: its
+    matrix is symmetric in the metric `S_2`. Solving it there, rather than the multiplied equation,
+    keeps the condition number that of `I - S_1 S_2` when `S_2` is singular. `S_2 v` is determined,
+    and `u = g + S_1 S_2 v`.
     """
-
-    def matvec(v: State) -> State:
-        w = second(v)
-        return map_state(torch.add, map_state(torch.sub, v, w), second(first(w)))
-
     return SymmetricForm(
-        matvec,
-        enter=second,
+        matvec=first,
+        enter=lambda g: g,
         leave=lambda v, g: map_state(torch.add, g, first(second(v))),
+        metric=second,
     )
 
 

@@ -69,6 +69,8 @@ class EquilibriumLayer(nn.Module):
             )
         self.map, self.solver, self.gradient = map, solver, gradient
         self.on_unconverged = on_unconverged
+        # Parts of the gradient method that are modules follow the layer's mode, device and state.
+        self.gradient_modules = nn.ModuleList(gradient.modules)
         self._logs: list[SolveLog] = []
 
     def forward(self, x: State) -> State:
@@ -109,7 +111,7 @@ class EquilibriumLayer(nn.Module):
             start = detached.first_iterate()
             _check_autocast(self.solver, tensors_of(start)[0])
             function, scale = detached.gradient_map() if self.solver.needs_gradient_map else (detached, 1.0)
-            state, info = solve_fixed_point(function, start, self.solver, scale)
+            state, info = solve_fixed_point(function, start, self.solver, scale, detached.batch_coupled)
             self._report("forward", info)
             state = attach(self.gradient, equation, detached, state, self._report_adjoint)
         return equation.readout(state), info, equation

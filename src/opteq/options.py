@@ -20,7 +20,9 @@ def strict_options(cls: C) -> C:
         valid = [f.name for f in fields(cls) if f.init]
         unknown = [name for name in kwargs if name not in valid]
         if unknown:
-            raise ConfigError(f"{cls.__name__} has no option {unknown[0]!r}; it has {', '.join(valid)}.")
+            raise ConfigError(
+                f"{cls.__name__} has no option {unknown[0]!r}; it has {', '.join(valid) or 'none'}."
+            )
         original(self, *args, **kwargs)
 
     cls.__init__ = __init__

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -37,6 +37,15 @@ class SolveInfo:
         last = seen.cumsum(1).argmax(1)
         value = self.residuals.gather(1, last[:, None])[:, 0]
         return torch.where(seen.any(1), value, torch.full_like(value, torch.inf))
+
+    def shared_by(self, batch: int) -> SolveInfo:
+        """The info of one system that `batch` samples form together, given to each of them."""
+        return SolveInfo(
+            self.residuals.expand(batch, -1),
+            self.steps.expand(batch),
+            self.converged.expand(batch),
+            self.evaluations,
+        )
 
     def describe_failure(self, what: str, cure: str) -> str:
         """One sentence about the samples that did not converge and what to do."""
@@ -84,6 +93,12 @@ class Certificate:
     value: Tensor
     kind: str
     assumptions: tuple[str, ...] = ()
+
+
+def combined(parts: Sequence[Certificate], value: Tensor) -> Certificate:
+    """A bound `value` computed from `parts`: an estimate if one of them is, under all their assumptions."""
+    kind = "estimate" if any(part.kind == "estimate" for part in parts) else "bound"
+    return Certificate(value, kind, tuple(dict.fromkeys(text for part in parts for text in part.assumptions)))
 
 
 def tensors_of(state: State) -> tuple[Tensor, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients
 from opteq.once import once
@@ -21,6 +21,11 @@ Report = Callable[[SolveInfo], None]
 
 class GradientMethod:
     """How to differentiate an equilibrium with respect to the tensors of its equation."""
+
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        """Modules that the method uses; the layer registers them."""
+        return ()
 
 
 class AdjointMethod(GradientMethod, ABC):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -64,19 +65,25 @@ class Implicit(AdjointMethod):
 
     def _solve_symmetric(self, form: SymmetricForm, state: State, g: State) -> tuple[State, SolveInfo]:
         # The state's layout, whichever layout the cotangent arrives in, is the one the map is fast in.
-        space = Space(state, joint)
+        space = Space(state)
 
-        def residual_operator(v: Tensor) -> Tensor:
-            return v - space.flatten(form.matvec(space.restore(v)))
+        def flat(product: Callable[[State], State]) -> Callable[[Tensor], Tensor]:
+            return lambda v: space.flatten(product(space.restore(v)))
+
+        product = flat(form.matvec)
+        metric = None if form.metric is None else flat(form.metric)
+
+        def residual_operator(v: Tensor, measured: Tensor | None = None) -> Tensor:
+            return v - product(v if measured is None else measured)
 
         b = space.flatten(form.enter(g))
-        v, info = conjugate_gradients(residual_operator, b, self.tol, self.max_steps)
+        v, info = conjugate_gradients(residual_operator, b, self.tol, self.max_steps, metric)
         return space.restore(v), info
 
     def _solve(
         self, linearization: Linearization, state: State, g: State, joint: bool
     ) -> tuple[State, SolveInfo]:
-        space = Space(state)
+        space = Space(state, joint)
         if self.method == "gmres":
 
             def adjoint_operator(u: Tensor) -> Tensor:

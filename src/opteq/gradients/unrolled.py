@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from opteq.equation import Equation
@@ -12,6 +13,7 @@ from opteq.gradients.base import DirectMethod
 from opteq.options import require, strict_options
 from opteq.results import SolveInfo, State, like, map_state, tensors_of
 from opteq.solvers.base import row_norms
+from opteq.solvers.sam import SAM
 from opteq.solvers.space import Space
 
 
@@ -20,7 +22,9 @@ from opteq.solvers.space import Space
 class Unrolled(DirectMethod):
     """Run `steps` plain iterations `z ← T(z)` from zero and backpropagate through them.
 
-    The training of Xie et al. 2022, Algorithm 1. Replaces the solver. Differentiable to any order.
+    The training of Xie et al. 2022, Algorithm 1: raw unrolling or, with `select`, unrolling with SAM, whose
+    steps `z ← βS(z) + (1-β)T(z)` steer towards the equilibrium with the least regulariser (the strategy
+    R† of the paper). Replaces the solver. Differentiable to any order.
     Memory grows with `steps`, unless `checkpoint` recomputes each step in the backward pass. The
     reported residual is that of the last iterate at which the map was evaluated; since there is no
     tolerance, every finite sample counts as converged.
@@ -28,25 +32,36 @@ class Unrolled(DirectMethod):
     Args:
         steps: number of iterations.
         checkpoint: recompute activations in the backward pass instead of storing them.
+        select: the selecting iteration; None for plain iterations.
     """
 
     steps: int
     checkpoint: bool = False
+    select: SAM | None = None
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, self, "steps", "at least 1")
 
+    @property
+    def modules(self) -> tuple[nn.Module, ...]:
+        regulariser = None if self.select is None else self.select.regulariser
+        return (regulariser,) if isinstance(regulariser, nn.Module) else ()
+
     def run(self, equation: Equation) -> tuple[State, SolveInfo]:
-        z = equation.first_iterate()
-        residuals = [_relative_change(equation.initial(), z)]
-        for _ in range(self.steps - 1):
-            following = self._step(equation, z)
-            residuals.append(_relative_change(z, following))
-            z = following
+        z, image = equation.initial(), equation.first_iterate()
+        residuals = [_relative_change(z, image)]
+        for k in range(2, self.steps + 1):
+            z = self._follow(k - 1, z, image)
+            image = self._step(equation, z)
+            residuals.append(_relative_change(z, image))
+        z = self._follow(self.steps, z, image)
         history = torch.stack(residuals, dim=1)
         finite = ~torch.isnan(history[:, -1])  # NaN from the first iterate on that is not finite
         counts = torch.full_like(finite, self.steps, dtype=torch.long)
         return z, SolveInfo(history, counts, finite, self.steps)
+
+    def _follow(self, k: int, state: State, image: State) -> State:
+        return image if self.select is None else self.select.blend(k, state, image)
 
     def _step(self, equation: Equation, state: State) -> State:
         if not self.checkpoint:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -60,12 +62,34 @@ class OptEqUnit(EquilibriumMap):
         self.injection = Injection(U, W.out_channels, bias)
         self.activation = get_activation(activation)
         self.mu, self.max_norm = float(mu), max_norm
+        limit = math.sqrt(self.mu / self.activation.lipschitz)
+        # Whether the norm that Theorem 1 asks for is imposed, or was looked at once.
+        self.norm_checked = max_norm is not None and max_norm <= limit
 
     def bind(self, x: State) -> OptEqEquation:
         c = self.injection(x)
         shape = state_shape(self.W, c)
+        if not self.norm_checked:
+            self.check_norm(shape)
         weights = constrained_weights(self.W, shape, self.max_norm)
         return OptEqEquation(c, weights, self.W, self.activation, self.mu)
+
+    def check_norm(self, shape: tuple[int, ...]) -> float:
+        """`‖W‖₂` on states of `shape` (without the batch), the ceiling applied; warns if it is too large.
+
+        `bind` calls this once for a unit without a sufficient ceiling. Set `norm_checked` to spare it.
+        """
+        self.norm_checked = True
+        norm = min(self.W.norm(shape).item(), self.max_norm or math.inf)
+        limit = math.sqrt(self.mu / self.activation.lipschitz)
+        if norm > limit * (1 + 1e-6):
+            warnings.warn(
+                f"‖W‖₂ = {norm:.4g} exceeds √(μ/L_σ) = {limit:.4g}: the unit is no proximal operator and need"
+                " not have an equilibrium; set `max_norm` or scale `W` down.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return norm
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}, mu={self.mu}, max_norm={self.max_norm}"

@@ -18,7 +18,53 @@ from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import Solver
 
 
-class EquilibriumClassifier(nn.Module):
+class ImageClassifier(nn.Module):
+    """`x ↦ stem ↦ equilibria`, to which the subclasses add the head and the logits.
+
+    Args:
+        in_channels: channels of the images.
+        classes: number of classes.
+        stem: extractor of the features `g(x)`.
+        equilibria: what turns them into equilibria.
+    """
+
+    def __init__(self, in_channels: int, classes: int, stem: nn.Module, equilibria: nn.Module) -> None:
+        super().__init__()
+        self.in_channels, self.classes = in_channels, classes
+        self.stem, self.equilibria = stem, equilibria
+
+    @property
+    def equilibrium_layers(self) -> list[EquilibriumLayer]:
+        """The equilibrium layers, first to last."""
+        return [m for m in self.modules() if isinstance(m, EquilibriumLayer)]
+
+    def features(self, x: Tensor) -> Tensor:
+        """`(batch, channels, h, w)` equilibrium of the last layer.
+
+        Raises:
+            ShapeError: if `x` is no batch of images with `in_channels` channels.
+            NonFiniteError: if `x` has NaN or infinite values.
+        """
+        check_images(x, self.in_channels)
+        return self.equilibria(self.stem(x))
+
+
+def check_images(x: Tensor, in_channels: int) -> None:
+    """Raise a `ShapeError` unless `x` is a batch of images."""
+    if x.dim() != 4 or x.shape[1] != in_channels:
+        raise ShapeError(
+            f"Expected images of shape (batch, {in_channels}, height, width), got {tuple(x.shape)}."
+        )
+
+
+def default_solver(solver: Solver | None, gradient: GradientMethod) -> Solver | None:
+    """`Anderson(tol=1e-3)` for want of another; None for a gradient that replaces the solve."""
+    if solver is None and not isinstance(gradient, DirectMethod):
+        return Anderson(tol=1e-3)
+    return solver
+
+
+class EquilibriumClassifier(ImageClassifier):
     """`x ↦ stem ↦ z* of each equilibrium layer in turn ↦ batch norm, average pool ↦ linear head`.
 
     The subclasses choose the map. Images `(batch, in_channels, H, W)`, logits `(batch, classes)`.
@@ -52,41 +98,22 @@ class EquilibriumClassifier(nn.Module):
         solver: Solver | None = None,
         gradient: GradientMethod | None = None,
     ) -> None:
-        super().__init__()
         if not maps:
             raise ConfigError("Expected `depth` to be at least 1.")
         if min(in_channels, classes, channels, pool) < 1 or min(padding, downsamplings) < 0:
             raise ConfigError(
                 "Expected positive channels, classes and pool, and no negative padding or downsamplings."
             )
-        self.in_channels, self.classes = in_channels, classes
-        self.stem = _stem(in_channels, channels, padding, downsamplings)
         gradient = Implicit(tol=1e-3) if gradient is None else gradient
-        if solver is None and not isinstance(gradient, DirectMethod):
-            solver = Anderson(tol=1e-3)
+        solver = default_solver(solver, gradient)
         # Unconverged samples are counted by the training loop, which logs them.
-        self.equilibria = nn.Sequential(*(EquilibriumLayer(m, solver, gradient, "count") for m in maps))
+        equilibria = nn.Sequential(*(EquilibriumLayer(m, solver, gradient, "count") for m in maps))
+        super().__init__(
+            in_channels, classes, _stem(in_channels, channels, padding, downsamplings), equilibria
+        )
         self.norm = nn.BatchNorm2d(channels)
         self.pool = pool
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(channels * pool**2, classes))
-
-    @property
-    def equilibrium_layers(self) -> list[EquilibriumLayer]:
-        """The equilibrium layers, first to last."""
-        return [m for m in self.modules() if isinstance(m, EquilibriumLayer)]
-
-    def features(self, x: Tensor) -> Tensor:
-        """`(batch, channels, h, w)` equilibrium of the last layer.
-
-        Raises:
-            ShapeError: if `x` is no batch of images with `in_channels` channels.
-            NonFiniteError: if `x` has NaN or infinite values.
-        """
-        if x.dim() != 4 or x.shape[1] != self.in_channels:
-            raise ShapeError(
-                f"Expected images of shape (batch, {self.in_channels}, height, width), got {tuple(x.shape)}."
-            )
-        return self.equilibria(self.stem(x))
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, classes)` logits; raises as `features` does."""

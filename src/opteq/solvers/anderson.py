@@ -76,7 +76,8 @@ class _AndersonStepper:
         products[:, slot] = (1 + self.ridge) * products[:, slot] + torch.finfo(torch.float64).tiny
         self.gram[:, slot, :used] = products
         self.gram[:, :used, slot] = products
-        weights = self._weights(used, slot).to(x.dtype)
+        # The small solver hands out columns, for which the product below would take a slow path.
+        weights = self._weights(used, slot).to(x.dtype).contiguous()
         self.count += 1
         return torch.bmm(weights[:, None], self.candidates[:, :used])[:, 0]
 

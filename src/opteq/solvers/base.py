@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
-from opteq.results import SolveInfo, State
+from opteq.results import SolveInfo, State, tensors_of
 from opteq.solvers.space import Space
 
 Stepper = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -61,7 +61,11 @@ def row_norms(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def solve_fixed_point(
-    function: Callable[[State], State], initial: State, solver: Solver, residual_scale: float = 1.0
+    function: Callable[[State], State],
+    initial: State,
+    solver: Solver,
+    residual_scale: float = 1.0,
+    joint: bool = False,
 ) -> tuple[State, SolveInfo]:
     """Solve `z = T(z)` for every sample of a batch.
 
@@ -74,11 +78,13 @@ def solve_fixed_point(
         initial: where to start.
         solver: the method with its options.
         residual_scale: factor on residuals, for a map that is a damped form of the one to be solved.
+        joint: solve the batch as one system with one residual, for samples that enter each other's
+            equation; no sample stops before the others.
 
     Raises:
         ConfigError: if the tolerance is below what the dtype can resolve.
     """
-    space = Space(initial)
+    space = Space(initial, joint)
     x = space.flatten(initial)
     check_tolerance(solver.tol, x.dtype)
     advance = solver.start(x)
@@ -110,10 +116,13 @@ def solve_fixed_point(
             active = active & ~stops
             if last or not bool(active.any()):
                 break
-        previous, x = x, advance(x, f, g, change)
+        # Under autocast the map may run in low precision; the solver's own products may not.
+        with torch.autocast(x.device.type, enabled=False):
+            previous, x = x, advance(x, f, g, change)
 
     assert result is not None  # max_steps is at least 1
     residuals = torch.stack(history, dim=1)
     seen = torch.arange(1, len(history) + 1, device=x.device) <= steps[:, None]
     residuals = torch.where(seen, residuals, torch.nan)
-    return space.restore(result), SolveInfo(residuals, steps, converged, len(history))
+    info = SolveInfo(residuals, steps, converged, len(history))
+    return space.restore(result), info.shared_by(len(tensors_of(initial)[0])) if joint else info

@@ -14,11 +14,26 @@ Matvec = Callable[[Tensor], Tensor]
 
 
 @torch.no_grad()
-def conjugate_gradients(matvec: Matvec, b: Tensor, tol: float, max_steps: int) -> tuple[Tensor, SolveInfo]:
+def conjugate_gradients(
+    matvec: Callable[..., Tensor],
+    b: Tensor,
+    tol: float,
+    max_steps: int,
+    metric: Matvec | None = None,
+) -> tuple[Tensor, SolveInfo]:
     """Solve `A x = b` for symmetric positive-definite `A` (Hestenes and Stiefel 1952).
 
     Starts from `x = 0`; `matvec` and `b` work on flat `(batch, n)` matrices. A sample that has reached
     `‖b - A x‖ ≤ tol ‖b‖` no longer changes.
+
+    Args:
+        matvec: `p ↦ A p`; with a metric `(p, M p) ↦ A p`.
+        b: right-hand side.
+        tol: relative residual at which a sample stops.
+        max_steps: most products.
+        metric: a symmetric positive semidefinite `M` for which `M A` is symmetric, the identity unless
+            given. Inner products and the norm of the residual are then `⟨p, q⟩ = pᵀM q`, and `x` is
+            determined up to the kernel of `M`. Costs one product with `M` per step.
 
     Raises:
         ConfigError: if the tolerance is below what the dtype can resolve.
@@ -27,29 +42,42 @@ def conjugate_gradients(matvec: Matvec, b: Tensor, tol: float, max_steps: int) -
     size = row_norms(b)
     # Solved for b / ‖b‖, whose squares neither underflow nor overflow.
     r = (b / torch.where(size > 0, size, 1.0)[:, None]).to(b.dtype)
+    measured = r if metric is None else metric(r)
     x, p = torch.zeros_like(r), r.clone()
-    rr, goal = row_norms(r).square(), tol**2
+    mp = p if metric is None else measured
+    rr, goal = _inner(r, measured), tol**2
     active = ~(rr <= goal)
     steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
     history = [rr]
     while len(history) <= max_steps and bool(active.any()):
-        ap = matvec(p)
-        curvature = torch.linalg.vecdot(p, ap).to(rr.dtype)
+        ap = matvec(p) if metric is None else matvec(p, mp)
+        curvature = torch.linalg.vecdot(mp, ap).to(rr.dtype)
         # No curvature means that the matrix is not positive definite (or not finite): stop there.
         steps += active
         sound = active & (curvature > 0)
         alpha = torch.where(sound, rr / curvature, 0.0).to(b.dtype)[:, None]
         x.addcmul_(alpha, p)
         r.addcmul_(alpha, ap, value=-1)
-        new_rr = row_norms(r).square()
+        measured = r if metric is None else metric(r)
+        new_rr = _inner(r, measured)
         history.append(torch.where(active, new_rr, torch.nan))
         active = sound & (new_rr > goal)
-        p = torch.addcmul(r, torch.where(active, new_rr / rr, 0.0).to(b.dtype)[:, None], p)
+        beta = torch.where(active, new_rr / rr, 0.0).to(b.dtype)[:, None]
+        p = torch.addcmul(r, beta, p)
+        mp = p if metric is None else torch.addcmul(measured, beta, mp)
         rr = new_rr
     residuals = torch.stack(history, dim=1).sqrt()
     # A right-hand side that is not finite gives a solution that is not.
     x = (x * size[:, None]).to(b.dtype)
     return x, SolveInfo(residuals, steps, rr <= goal, len(history) - 1)
+
+
+def _inner(r: Tensor, measured: Tensor) -> Tensor:
+    """`(batch,)` inner products, not below zero, where rounding might put those in a metric."""
+    if measured is r:
+        return row_norms(r).square()
+    wide = torch.promote_types(r.dtype, torch.float32)
+    return torch.linalg.vecdot(r, measured).to(wide).clamp(min=0)
 
 
 @torch.no_grad()

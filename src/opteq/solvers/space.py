@@ -13,19 +13,26 @@ class Space:
 
     A state of one tensor, contiguous or channels-last, is flattened and restored without a copy.
     The branches of a state of several tensors are laid side by side.
+
+    Args:
+        example: a state.
+        joint: flatten the whole batch into one row, for samples that enter each other's equation.
     """
 
-    def __init__(self, example: State) -> None:
-        self._example = example
+    def __init__(self, example: State, joint: bool = False) -> None:
+        self._example, self._joint = example, joint
         self._layouts = [_Layout(t) for t in tensors_of(example)]
 
     def flatten(self, state: State) -> Tensor:
         """`(batch, n)` matrix of `state`, a view where the layout allows it."""
-        rows = [layout.flatten(t) for layout, t in zip(self._layouts, tensors_of(state), strict=True)]
-        return rows[0] if len(rows) == 1 else torch.cat(rows, dim=1)
+        parts = [layout.flatten(t) for layout, t in zip(self._layouts, tensors_of(state), strict=True)]
+        rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return rows.reshape(1, -1) if self._joint else rows
 
     def restore(self, flat: Tensor) -> State:
         """The state of a `(batch, n)` matrix; the inverse of `flatten`."""
+        if self._joint:
+            flat = flat.reshape(len(tensors_of(self._example)[0]), -1)
         parts = flat.split([layout.size for layout in self._layouts], dim=1)
         tensors = tuple(layout.restore(p) for layout, p in zip(self._layouts, parts, strict=True))
         return like(self._example, tensors)

@@ -1,0 +1,85 @@
+import math
+
+import pytest
+import torch
+from scipy.special import spence
+
+from opteq import activations
+from opteq.activations import (
+    ACTIVATIONS,
+    Activation,
+    LeakyReLU,
+    Sigmoid,
+    Softplus,
+    SoftThreshold,
+    StronglyMonotone,
+    get_activation,
+)
+from opteq.errors import ConfigError
+from tests.conformance.instances import ACTIVATIONS as INSTANCES
+
+
+def test_every_activation_has_a_name_and_joins_the_conformance_suite():
+    classes = {
+        c
+        for c in vars(activations).values()
+        if isinstance(c, type) and issubclass(c, Activation) and c is not Activation
+    }
+    assert classes == set(ACTIVATIONS.values()) == {type(a) for a in INSTANCES}
+
+
+def test_a_name_gives_the_activation_and_an_object_itself():
+    assert get_activation("softplus") == Softplus()
+    leaky = LeakyReLU(0.3)
+    assert get_activation(leaky) is leaky
+
+
+def test_an_unknown_name_lists_the_valid_ones():
+    with pytest.raises(ConfigError, match=r"relu, leaky_relu.*got 'swish'"):
+        get_activation("swish")
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: LeakyReLU(0.0),
+        lambda: LeakyReLU(1.0),
+        lambda: SoftThreshold(-0.1),
+        lambda: StronglyMonotone(1.5),
+    ],
+)
+def test_parameters_out_of_range_are_refused(build):
+    with pytest.raises(ConfigError, match=r"Expected `(slope|threshold)`"):
+        build()
+
+
+def test_the_lipschitz_constant_is_no_option():
+    # A certificate rests on it.
+    with pytest.raises(TypeError):
+        Sigmoid(lipschitz=0.1)  # type: ignore[call-arg]
+
+
+def test_the_potential_of_softplus_is_a_dilogarithm():
+    a = torch.linspace(-30, 30, 101, dtype=torch.float64)
+    dilogarithm = torch.from_numpy(spence(1 + torch.exp(a).numpy()))  # Li₂(-eᵃ)
+    torch.testing.assert_close(
+        Softplus().potential(a), -dilogarithm - math.pi**2 / 12, rtol=1e-12, atol=1e-12
+    )
+
+
+def test_softplus_is_smooth_where_implementations_switch_to_the_identity():
+    a = torch.linspace(18, 22, 401, dtype=torch.float64)
+    torch.testing.assert_close(Softplus()(a), a + torch.log1p(torch.exp(-a)), rtol=0, atol=1e-14)
+
+
+def test_the_penalty_of_softplus_at_its_boundary():
+    penalty = Softplus().penalty(torch.tensor([0.0, 1e-12], dtype=torch.float64))
+    torch.testing.assert_close(
+        penalty, torch.full((2,), math.pi**2 / 12, dtype=torch.float64), rtol=0, atol=1e-9
+    )
+
+
+def test_double_derivatives_of_the_potential_of_softplus():
+    a = torch.linspace(-5, 5, 11, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(Softplus().potential, a)
+    assert torch.autograd.gradgradcheck(Softplus().potential, a)

@@ -1,0 +1,136 @@
+"""What the conformance suites run on. A new implementation joins its suite by an entry here."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from opteq import (
+    AveragePool,
+    Compose,
+    Conv2d,
+    Dense,
+    DepthwiseSeparableConv2d,
+    GaussianMap,
+    OptEqUnit,
+    Patches,
+)
+from opteq.activations import (
+    ELU,
+    Activation,
+    HardTanh,
+    Identity,
+    LeakyReLU,
+    ReLU,
+    Sigmoid,
+    Softplus,
+    SoftThreshold,
+    StronglyMonotone,
+    Tanh,
+)
+from opteq.equation import Equation
+from opteq.maps.base import EquilibriumMap
+from opteq.operators.base import LinearOperator
+from tests.conformance.reference import random
+
+M = TypeVar("M", bound=torch.nn.Module)
+
+
+def seeded(build: Callable[[], M], seed: int = 0) -> M:
+    """A module in float64 whose initial weights depend on `seed` alone."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return build().double()
+
+
+@dataclass(frozen=True)
+class OperatorCase:
+    build: Callable[[], LinearOperator]
+    domain: tuple[int, ...]
+
+    def operator(self, seed: int = 0) -> LinearOperator:
+        return seeded(self.build, seed)
+
+
+OPERATORS = {
+    "dense": OperatorCase(lambda: Dense(5, 8), (5,)),
+    "dense-wide": OperatorCase(lambda: Dense(7, 3), (7,)),
+    "dense-one": OperatorCase(lambda: Dense(1, 1), (1,)),
+    "conv": OperatorCase(lambda: Conv2d(2, 3, 3), (2, 5, 4)),
+    "conv-pointwise": OperatorCase(lambda: Conv2d(3, 4, 1), (3, 2, 3)),
+    "conv-larger-than-image": OperatorCase(lambda: Conv2d(2, 3, 7), (2, 2, 2)),
+    "conv-one-pixel": OperatorCase(lambda: Conv2d(3, 2, 3), (3, 1, 1)),
+    "conv-grouped": OperatorCase(lambda: Conv2d(4, 6, 3, groups=2), (4, 3, 4)),
+    "conv-depthwise": OperatorCase(lambda: Conv2d(3, 6, 3, groups=3), (3, 4, 3)),
+    "separable": OperatorCase(lambda: DepthwiseSeparableConv2d(3, 4), (3, 4, 3)),
+    "separable-multiplier": OperatorCase(lambda: DepthwiseSeparableConv2d(2, 3, 5, multiplier=2), (2, 4, 4)),
+    "separable-twice": OperatorCase(
+        lambda: Compose(DepthwiseSeparableConv2d(2, 4, 5, multiplier=2), DepthwiseSeparableConv2d(4, 3)),
+        (2, 4, 3),
+    ),
+    "pool": OperatorCase(lambda: AveragePool(2, 2), (2, 4, 6)),
+    "pool-twice": OperatorCase(lambda: Compose(AveragePool(2, 2), AveragePool(2, 3)), (2, 6, 6)),
+    "pool-then-conv": OperatorCase(lambda: Compose(AveragePool(2, 2), Conv2d(2, 3, 3)), (2, 4, 4)),
+}
+
+ACTIVATIONS: list[Activation] = [
+    Identity(),
+    ReLU(),
+    LeakyReLU(),
+    LeakyReLU(0.5),
+    ELU(),
+    Tanh(),
+    Sigmoid(),
+    SoftThreshold(),
+    SoftThreshold(0.7),
+    HardTanh(),
+    Softplus(),
+    StronglyMonotone(),
+    StronglyMonotone(0.6),
+]
+
+
+@dataclass(frozen=True)
+class MapCase:
+    build: Callable[[], EquilibriumMap]
+    input: tuple[int, ...]
+
+    def map(self, seed: int = 0) -> EquilibriumMap:
+        return seeded(lambda: _spread(self.build()), seed)
+
+    def inputs(self, batch: int = 3, seed: int = 0) -> torch.Tensor:
+        return random(batch, *self.input, seed=seed)
+
+    def equation(self, seed: int = 0) -> Equation:
+        return self.map(seed).bind(self.inputs(seed=seed + 100))
+
+
+def _spread(module: EquilibriumMap) -> EquilibriumMap:
+    """Biases start at zero, where an error in their gradient or sign would not show."""
+    for name, parameter in module.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.5)
+    return module
+
+
+MAPS = {
+    "unit-dense": MapCase(lambda: OptEqUnit(Dense(4, 6), Dense(3, 6)), (3,)),
+    "unit-conv-tanh": MapCase(lambda: OptEqUnit(Conv2d(2, 3), Conv2d(2, 3), "tanh"), (2, 3, 3)),
+    "unit-constrained": MapCase(lambda: OptEqUnit(Dense(5, 4), Dense(3, 4), "softplus", max_norm=0.5), (3,)),
+    "unit-mu": MapCase(lambda: OptEqUnit(Dense(4, 5), Dense(3, 5), "elu", mu=2.5, max_norm=1.2), (3,)),
+    "unit-separable": MapCase(
+        lambda: OptEqUnit(DepthwiseSeparableConv2d(2, 3), Conv2d(2, 3), max_norm=0.6), (2, 3, 2)
+    ),
+    "gaussian-plain": MapCase(lambda: GaussianMap(Dense(4, 5), Dense(3, 5), gamma=0.5), (3,)),
+    "gaussian-plain-adaptive": MapCase(lambda: GaussianMap(Conv2d(2, 3), Conv2d(1, 3)), (1, 3, 2)),
+    "gaussian-patches": MapCase(
+        lambda: GaussianMap(Conv2d(2, 4), Conv2d(2, 4), Patches(2, 2), hidden=5), (2, 4, 4)
+    ),
+    "gaussian-patches-constrained": MapCase(
+        lambda: GaussianMap(
+            Conv2d(2, 4, 3), Conv2d(1, 4, 3), Patches(4, 1), hidden=3, activation="tanh", max_norm=0.6
+        ),
+        (1, 3, 2),
+    ),
+}

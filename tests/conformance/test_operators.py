@@ -1,0 +1,211 @@
+"""Every linear operator keeps the promises of `LinearOperator`."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opteq.errors import ShapeError
+from tests.conformance.instances import OPERATORS, OperatorCase
+from tests.conformance.reference import matrix_of, random, spectral_norm
+
+seeds = st.integers(0, 10_000)
+every_operator = pytest.mark.parametrize("case", OPERATORS.values(), ids=OPERATORS)
+with_weights = pytest.mark.parametrize(
+    "case",
+    [c for n, c in OPERATORS.items() if "pool" not in n],
+    ids=[n for n in OPERATORS if "pool" not in n],
+)
+
+
+@every_operator
+@given(seed=seeds)
+@settings(max_examples=5)
+@pytest.mark.spec("R2.7")
+def test_adjoint(case: OperatorCase, seed: int):
+    operator = case.operator(seed)
+    x = random(3, *case.domain, seed=seed)
+    y = random(3, *operator.codomain(case.domain), seed=seed + 1)
+    forward, adjoint = operator(x), operator.adjoint(y)
+    scale = forward.norm() * y.norm()
+    assert abs((forward * y).sum() - (x * adjoint).sum()) <= 1e-12 * scale
+
+
+@every_operator
+def test_forward_and_adjoint_are_one_matrix_and_its_transpose(case: OperatorCase):
+    operator = case.operator()
+    dense = matrix_of(operator, case.domain)
+    codomain = operator.codomain(case.domain)
+    assert dense.shape[0] == math.prod(codomain)
+    x, y = random(3, *case.domain), random(3, *codomain, seed=1)
+    torch.testing.assert_close(operator(x).flatten(1), x.flatten(1) @ dense.mT, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(operator.adjoint(y).flatten(1), y.flatten(1) @ dense, rtol=1e-12, atol=1e-12)
+    assert operator(x).shape == (3, *codomain)
+    assert operator.adjoint(y).shape == x.shape
+
+
+@every_operator
+def test_weights_are_an_argument(case: OperatorCase):
+    operator, other = case.operator(0), case.operator(1)
+    x = random(2, *case.domain)
+    torch.testing.assert_close(operator.matvec(other.weights, x), other(x))
+    y = other(x)
+    torch.testing.assert_close(operator.rmatvec(other.weights, y), other.adjoint(y))
+
+
+@every_operator
+def test_weight_gradient_is_that_of_autograd(case: OperatorCase):
+    operator = case.operator()
+    x = random(3, *case.domain)
+    y = random(3, *operator.codomain(case.domain), seed=1)
+    computed = operator.weight_gradient(operator.weights, x, y)
+    value = (y * operator(x)).sum()
+    expected = torch.autograd.grad(value, operator.weights) if operator.weights else ()
+    assert len(computed) == len(expected)
+    for c, e in zip(computed, expected, strict=True):
+        torch.testing.assert_close(c, e, rtol=1e-11, atol=1e-12)
+
+
+@every_operator
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+@pytest.mark.spec("R1.6")
+def test_the_first_norm_estimate_is_the_largest_singular_value(case: OperatorCase, training: bool):
+    operator = case.operator().train(training)
+    true = spectral_norm(matrix_of(operator, case.domain)).item()
+    estimate = operator.norm(case.domain).item()
+    # Operators without weights work in float32.
+    rounding = 1e-12 if operator.weights else 1e-6
+    assert true * (1 - 1e-5) <= estimate <= true * (1 + rounding)
+
+
+@every_operator
+@given(seed=seeds)
+@settings(max_examples=5)
+@pytest.mark.spec("R1.6")
+def test_the_bound_is_never_below_the_norm(case: OperatorCase, seed: int):
+    operator = case.operator(seed)
+    assert operator.norm_bound(case.domain) >= spectral_norm(matrix_of(operator, case.domain))
+    assert operator.norm_bound(case.domain).dtype == torch.float64
+
+
+@with_weights
+def test_the_bound_of_float32_weights_holds_for_these_very_weights(case: OperatorCase):
+    operator = case.operator().float()
+    bound = operator.norm_bound(case.domain)
+    assert bound >= spectral_norm(matrix_of(copy.deepcopy(operator).double(), case.domain))
+
+
+@with_weights
+def test_the_bound_follows_the_weights_and_the_shape(case: OperatorCase):
+    operator = case.operator()
+    first = operator.norm_bound(case.domain)
+    assert operator.norm_bound(case.domain) is first  # not computed again
+    scaled = operator.norm_bound(case.domain, (3 * operator.weights[0], *operator.weights[1:]))
+    torch.testing.assert_close(scaled, 3 * first)
+    with torch.no_grad():
+        operator.weights[0].mul_(2)
+    torch.testing.assert_close(operator.norm_bound(case.domain), 2 * first)
+
+
+@with_weights
+@pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
+def test_unchanged_weights_give_the_same_estimate(case: OperatorCase, training: bool):
+    operator = case.operator()
+    operator.train().norm(case.domain)
+    with torch.no_grad():
+        operator.weights[0].add_(0.01 * random(*operator.weights[0].shape))
+    operator.train(training)
+    first = operator.norm(case.domain)
+    assert all(torch.equal(operator.norm(case.domain), first) for _ in range(3))
+
+
+@with_weights
+@pytest.mark.spec("R1.6")
+def test_the_estimate_follows_weights_in_training(case: OperatorCase):
+    operator = case.operator().train()
+    for step in range(30):
+        with torch.no_grad():
+            for weight in operator.weights:
+                weight.add_(0.002 * random(*weight.shape, seed=step))
+        true = spectral_norm(matrix_of(operator, case.domain)).item()
+        # What the default ceiling of 0.97 needs to keep the norm below 1.
+        assert 0.97 * true <= operator.norm(case.domain).item() <= true * (1 + 1e-12)
+
+
+@with_weights
+def test_the_norm_has_the_derivative_of_the_largest_singular_value(case: OperatorCase):
+    operator = case.operator().eval()
+    gradients = torch.autograd.grad(operator.norm(case.domain), operator.weights)
+    step = 1e-5
+    for weight, gradient in zip(operator.weights, gradients, strict=True):
+        direction = random(*weight.shape)
+        norms = []
+        for sign in (1, -1):
+            other = copy.deepcopy(operator)
+            index = next(i for i, w in enumerate(operator.weights) if w is weight)
+            with torch.no_grad():
+                other.weights[index].add_(sign * step * direction)
+            norms.append(spectral_norm(matrix_of(other, case.domain)))
+        expected = (norms[0] - norms[1]) / (2 * step)
+        torch.testing.assert_close((gradient * direction).sum(), expected, rtol=1e-5, atol=1e-6)
+
+
+@with_weights
+def test_second_derivatives_of_the_norm_are_refused(case: OperatorCase):
+    operator = case.operator()
+    gradients = torch.autograd.grad(operator.norm(case.domain), operator.weights, create_graph=True)
+    with pytest.raises(NotImplementedError, match="max_norm=None"):
+        sum(g.sum() for g in gradients).backward()  # type: ignore[union-attr]
+
+
+@every_operator
+def test_copies(case: OperatorCase):
+    operator = case.operator().eval()
+    x, norm = random(2, *case.domain), operator.norm(case.domain)
+    operator.norm_bound(case.domain)
+    loaded = case.operator(seed=1)
+    loaded.norm(case.domain)  # must not survive the loading
+    loaded.load_state_dict(operator.state_dict())
+    loaded.eval()
+    pickled = pickle.loads(pickle.dumps(operator))
+    for other in (copy.deepcopy(operator), pickled, loaded):
+        torch.testing.assert_close(other(x), operator(x), rtol=0, atol=0)
+        torch.testing.assert_close(other.norm(case.domain), norm, rtol=0, atol=0)
+    assert set(operator.state_dict()) == {name for name, _ in operator.named_parameters()}
+
+
+@with_weights
+def test_a_saved_operator_loads_without_executing_code(case: OperatorCase):
+    operator, buffer = case.operator(), io.BytesIO()
+    operator.norm(case.domain)
+    torch.save(operator.state_dict(), buffer)
+    buffer.seek(0)
+    other = case.operator(seed=1)
+    other.load_state_dict(torch.load(buffer, weights_only=True))
+    for a, b in zip(other.weights, operator.weights, strict=True):
+        assert torch.equal(a, b)
+
+
+@with_weights
+def test_autocast_does_not_touch_the_norm(case: OperatorCase):
+    operator = case.operator().float().eval()
+    expected = operator.norm(case.domain)
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(copy.deepcopy(operator).norm(case.domain), expected)
+        gradient = torch.autograd.grad(operator.norm(case.domain), operator.weights)[0]
+    reference = torch.autograd.grad(operator.norm(case.domain), operator.weights)[0]
+    torch.testing.assert_close(gradient, reference)
+
+
+@every_operator
+def test_wrong_inputs_are_named(case: OperatorCase):
+    operator = case.operator()
+    channels, *sides = case.domain
+    for shape in [(2, channels + 1, *sides), (2, *case.domain, 3), (channels,)]:
+        with pytest.raises(ShapeError, match=rf"Expected `x` of shape \(batch, {channels}.*got \("):
+            operator(torch.zeros(shape, dtype=torch.float64))

@@ -1,0 +1,27 @@
+import pytest
+
+from opteq import Implicit, OneStep, Phantom, Unrolled
+from opteq.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: Implicit(method="lu"),
+            "`method` of Implicit to be one of auto, cg, anderson, gmres, got 'lu'",
+        ),
+        (lambda: Implicit(max_steps=0), "`max_steps` of Implicit to be at least 1"),
+        (lambda: Phantom(steps=0), "`steps` of Phantom to be at least 1"),
+        (lambda: Phantom(damping=0.0), r"`damping` of Phantom to be in \(0, 1\], got 0\.0"),
+        (lambda: Phantom(form="series"), "`form` of Phantom to be 'unroll' or 'neumann'"),
+        (lambda: Unrolled(0), "`steps` of Unrolled to be at least 1"),
+        (lambda: Implicit(tolerance=1), "Implicit has no option 'tolerance'; it has tol, max_steps, method"),
+        (lambda: Phantom(lam=1), "Phantom has no option 'lam'; it has steps, damping, form"),
+        (lambda: OneStep(steps=1), "OneStep has no option 'steps'"),
+        (lambda: Unrolled(3, checkpointing=True), "no option 'checkpointing'; it has steps, checkpoint"),
+    ],
+)
+def test_options_out_of_range_or_unknown_are_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()

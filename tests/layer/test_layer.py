@@ -1,0 +1,198 @@
+"""The layer as a module: construction, inputs, use beside other modules, copies."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from opteq import (
+    Anderson,
+    Broyden,
+    Conv2d,
+    Dense,
+    EquilibriumLayer,
+    Implicit,
+    Nesterov,
+    OptEqUnit,
+    Picard,
+    Unrolled,
+)
+from opteq.errors import ConfigError, NonFiniteError, OpteqError, ShapeError
+from opteq.layer import solve_log
+from tests.solvers.problems import TwoBranches
+
+
+def unit(state=6, hidden=8, inputs=4):
+    return OptEqUnit(Dense(state, hidden), Dense(inputs, hidden))
+
+
+def test_the_value_is_an_equilibrium():
+    torch.manual_seed(0)
+    layer = EquilibriumLayer(unit(), Anderson(tol=1e-10)).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    solution = layer.solve(x)
+    torch.testing.assert_close(layer.bind(x)(solution.value), solution.value, rtol=0, atol=1e-8)
+    assert torch.equal(layer(x), solution.value)
+    assert solution.info.converged.all()
+    assert solution.trace is None
+
+
+def test_defaults_are_anderson_and_implicit_differentiation():
+    layer = EquilibriumLayer(unit())
+    assert (layer.solver, layer.gradient, layer.on_unconverged) == (Anderson(), Implicit(), "warn")
+
+
+@pytest.mark.parametrize("solver", [Picard(), Anderson(), Broyden(), Nesterov()])
+def test_solver_and_tolerance_are_those_given(solver):
+    torch.manual_seed(0)
+    layer = EquilibriumLayer(unit(), solver)
+    info = layer.solve(torch.randn(1, 4)).info
+    assert info.residuals[0, -1] <= solver.tol
+    assert (info.residuals[0, :-1] > solver.tol).all()
+
+
+def test_works_inside_sequential():
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1),
+        EquilibriumLayer(OptEqUnit(Conv2d(5, 4), Conv2d(3, 4))),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(5 * 36, 2),
+    )
+    logits = model(torch.randn(3, 1, 6, 6))
+    assert logits.shape == (3, 2)
+    logits.square().sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+def test_an_empty_batch_passes_through_and_back():
+    layer = EquilibriumLayer(unit())
+    with solve_log(layer) as log:
+        z = layer(torch.zeros(0, 4))
+        z.sum().backward()
+    assert z.shape == (0, 6)
+    assert (log.forward.samples, log.adjoint.samples, log.forward.residual_max) == (0, 0, 0.0)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_an_input_that_is_not_finite_is_refused_by_sample(value):
+    layer = EquilibriumLayer(OptEqUnit(Conv2d(3, 4), Conv2d(2, 4)))
+    x = torch.randn(5, 2, 4, 4)
+    x[1, 0, 2, 3] = x[4, 1, 0, 0] = value
+    for call in (layer, layer.solve, layer.bind):
+        with pytest.raises(
+            NonFiniteError, match=r"got NaN or infinite values in samples 1, 4; clean or drop them"
+        ):
+            call(x)
+
+
+def test_a_long_list_of_bad_samples_is_cut_short():
+    layer = EquilibriumLayer(unit())
+    with pytest.raises(NonFiniteError, match=r"samples 0, 1, 2, 3, 4, 5, 6, 7, …;"):
+        layer(torch.full((20, 4), torch.nan))
+
+
+@pytest.mark.parametrize(
+    ("x", "message"),
+    [
+        (None, r"Expected `x` to be a tensor of shape \(batch, ...\), got NoneType"),
+        ([[1.0, 2.0, 3.0, 4.0]], r"Expected `x` to be a tensor of shape \(batch, ...\), got list"),
+        (torch.tensor(1.0), r"Expected `x` to be a tensor of shape \(batch, ...\), got \(\)"),
+        (torch.zeros(4), r"Expected `x` of shape \(batch, 4\), got \(4,\)"),
+        (torch.zeros(2, 5), r"Expected `x` of shape \(batch, 4\), got \(2, 5\)"),
+        ((torch.zeros(2, 4), torch.zeros(2, 4)), r"Expected `x` to be one tensor, got tuple"),
+    ],
+)
+def test_an_input_that_does_not_fit_is_refused(x, message):
+    with pytest.raises(ShapeError, match=message):
+        EquilibriumLayer(unit())(x)
+
+
+def test_arguments_of_the_wrong_kind_are_refused():
+    with pytest.raises(ConfigError, match="Expected `map` to be an equilibrium map such as OptEqUnit"):
+        EquilibriumLayer(nn.Linear(3, 3))
+    with pytest.raises(
+        ConfigError, match=r"Expected `solver` to be a solver such as Anderson\(\), got 'anderson'"
+    ):
+        EquilibriumLayer(unit(), "anderson")
+    with pytest.raises(ConfigError, match=r"Expected `solver` to be a solver .*, got <class"):
+        EquilibriumLayer(unit(), Anderson)
+    with pytest.raises(
+        ConfigError, match=r"Expected `gradient` to be a gradient method such as Implicit\(\)"
+    ):
+        EquilibriumLayer(unit(), gradient=Anderson())
+    with pytest.raises(
+        ConfigError, match="Expected `on_unconverged` to be count, warn or raise, got 'ignore'"
+    ):
+        EquilibriumLayer(unit(), on_unconverged="ignore")
+    with pytest.raises(TypeError, match="bogus"):
+        EquilibriumLayer(unit(), bogus=3)
+
+
+def test_unrolled_differentiation_refuses_a_solver():
+    with pytest.raises(ConfigError, match="Unrolled replaces the solve; leave out `solver`"):
+        EquilibriumLayer(unit(), Anderson(), Unrolled(5))
+    assert EquilibriumLayer(unit(), gradient=Unrolled(5)).solver is None
+
+
+def test_errors_are_errors_of_the_library_and_of_their_kind():
+    assert issubclass(ConfigError, OpteqError)
+    assert issubclass(ConfigError, ValueError)
+    assert issubclass(NonFiniteError, ValueError)
+
+
+def test_a_tolerance_below_the_precision_of_autocast_is_refused():
+    layer = EquilibriumLayer(unit(), Anderson(tol=1e-4))
+    with (
+        torch.autocast("cpu", torch.bfloat16),
+        pytest.raises(
+            ConfigError, match=r"tol=0\.0001 cannot be reached under bfloat16 autocast; use at least"
+        ),
+    ):
+        layer(torch.randn(2, 4))
+
+
+@pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])
+def test_copies_are_equal_and_independent(make_copy):
+    torch.manual_seed(0)
+    layer = EquilibriumLayer(unit(), Anderson(tol=1e-10)).double()
+    x = torch.randn(3, 4, dtype=torch.float64)
+    z = layer(x)
+    z.sum().backward()
+    with solve_log(layer) as log:
+        twin = make_copy(layer)
+        torch.testing.assert_close(twin(x), z, rtol=0, atol=1e-6)
+    assert log.forward.samples == 0
+    with torch.no_grad():
+        twin.map.W.weight.zero_()
+    assert (twin(x) - z).abs().max() > 1e-2
+    torch.testing.assert_close(layer(x), z, rtol=0, atol=1e-12)
+
+
+def test_the_state_dict_holds_the_parameters_and_nothing_else():
+    torch.manual_seed(0)
+    layer, other = (EquilibriumLayer(unit(), Anderson(tol=1e-10)).double().eval() for _ in range(2))
+    x = torch.randn(3, 4, dtype=torch.float64)
+    layer(x)
+    state = layer.state_dict()
+    assert sorted(state) == ["map.W.weight", "map.injection.bias", "map.injection.operator.weight"]
+    assert (layer(x) - other(x)).abs().max() > 1e-2
+    other.load_state_dict(state)
+    torch.testing.assert_close(other(x), layer(x))
+
+
+def test_a_state_of_branches_comes_back_as_a_tuple():
+    torch.manual_seed(0)
+    first, second = EquilibriumLayer(TwoBranches())(torch.randn(4, 6, dtype=torch.float64))
+    assert first.shape == (4, 3)
+    assert second.shape == (4, 2, 2, 2)
+
+
+def test_its_text_names_solver_and_gradient():
+    text = repr(EquilibriumLayer(unit(), Picard(tol=1e-3)))
+    assert "solver=Picard(tol=0.001" in text
+    assert "gradient=Implicit(" in text

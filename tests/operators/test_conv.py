@@ -1,0 +1,130 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from opteq import AveragePool, Compose, Conv2d, Dense, DepthwiseSeparableConv2d
+from opteq.errors import ConfigError, ShapeError
+from tests.conformance.instances import seeded
+from tests.conformance.reference import matrix_of, random, spectral_norm
+
+
+@st.composite
+def convolutions(draw: st.DrawFn):
+    groups = draw(st.integers(1, 3))
+    build = (
+        groups * draw(st.integers(1, 2)),
+        groups * draw(st.integers(1, 2)),
+        draw(st.sampled_from([1, 3, 5, 7])),
+        groups,
+    )
+    operator = seeded(lambda: Conv2d(*build), seed=draw(st.integers(0, 10_000)))
+    if draw(st.booleans()):
+        # Kernels of one sign attain the bound most closely.
+        operator.weight.data.abs_()
+    return operator, (build[0], draw(st.integers(1, 5)), draw(st.integers(1, 5)))
+
+
+def naive(weight: np.ndarray, x: np.ndarray, groups: int) -> np.ndarray:
+    """Zero-padded cross-correlation, pixel by pixel."""
+    out, per_group, k, _ = weight.shape
+    batch, _, height, width = x.shape
+    y = np.zeros((batch, out, height, width))
+    for o in range(out):
+        first = o // (out // groups) * per_group
+        for i in range(height):
+            for j in range(width):
+                for a in range(k):
+                    for b in range(k):
+                        row, column = i + a - k // 2, j + b - k // 2
+                        if 0 <= row < height and 0 <= column < width:
+                            patch = x[:, first : first + per_group, row, column]
+                            y[:, o, i, j] += patch @ weight[o, :, a, b]
+    return y
+
+
+@given(convolutions())
+@settings(max_examples=15)
+def test_values_are_those_of_the_definition(case):
+    operator, domain = case
+    x = random(2, *domain)
+    expected = naive(operator.weight.detach().numpy(), x.numpy(), operator.groups)
+    np.testing.assert_allclose(operator(x).detach().numpy(), expected, rtol=1e-11, atol=1e-12)
+
+
+@given(convolutions())
+@settings(max_examples=60)
+@pytest.mark.spec("R1.6")
+def test_estimate_norm_and_bound_are_in_order(case):
+    operator, domain = case
+    true = spectral_norm(matrix_of(operator, domain)).item()
+    assert true * (1 - 1e-3) <= operator.norm(domain).item() <= true * (1 + 1e-12)
+    assert operator.norm_bound(domain).item() >= true
+
+
+@given(convolutions(), st.integers(0, 10_000))
+@settings(max_examples=30)
+def test_adjoint(case, seed):
+    operator, domain = case
+    x, y = random(2, *domain, seed=seed), random(2, *operator.codomain(domain), seed=seed + 1)
+    difference = (operator(x) * y).sum() - (x * operator.adjoint(y)).sum()
+    assert abs(difference) <= 1e-12 * operator(x).norm() * y.norm() + 1e-14
+
+
+def test_the_bound_becomes_sharp_on_large_images():
+    operator = seeded(lambda: Conv2d(1, 2, 3))
+    true = spectral_norm(matrix_of(operator, (1, 14, 14)))
+    assert operator.norm_bound((1, 14, 14)) < 1.03 * true
+
+
+@pytest.mark.spec("R2.7")
+def test_separable_convolution_is_that_of_torch():
+    operator = seeded(lambda: DepthwiseSeparableConv2d(4, 6, 5, multiplier=2))
+    depthwise = torch.nn.Conv2d(4, 8, 5, padding=2, groups=4, bias=False).double()
+    pointwise = torch.nn.Conv2d(8, 6, 1, bias=False).double()
+    depthwise.weight.data, pointwise.weight.data = operator.weights
+    x = random(2, 4, 6, 5)
+    torch.testing.assert_close(operator(x), pointwise(depthwise(x)))
+
+
+def test_average_pool_is_the_mean_of_blocks():
+    x = random(2, 3, 4, 6)
+    blocks = x.numpy().reshape(2, 3, 2, 2, 3, 2).mean((3, 5))
+    np.testing.assert_allclose(AveragePool(3, 2)(x).numpy(), blocks, rtol=1e-14)
+    assert AveragePool(3, 2).norm_bound((3, 4, 6)) == 0.5
+
+
+def test_memory_format_does_not_matter():
+    operator = seeded(lambda: Conv2d(3, 4))
+    x = random(2, 3, 5, 4)
+    y = x.contiguous(memory_format=torch.channels_last)
+    torch.testing.assert_close(operator(y), operator(x), rtol=1e-13, atol=1e-13)
+    for a, b in zip(
+        operator.weight_gradient(operator.weights, y, operator(y)),
+        operator.weight_gradient(operator.weights, x, operator(x)),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Conv2d(2, 2, 4), "odd `kernel_size`"),
+        (lambda: Conv2d(3, 2, 3, groups=2), "`groups` to divide"),
+        (lambda: Conv2d(0, 2), "positive channel numbers"),
+        (lambda: Dense(0, 2), "positive sizes"),
+        (lambda: AveragePool(2, 0), "positive `factor`"),
+        (lambda: Compose(), "at least one operator"),
+        (lambda: Compose(Conv2d(2, 3), Conv2d(2, 3)), "matching channels, got 3"),
+    ],
+)
+def test_impossible_operators_are_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_pooling_needs_divisible_sides():
+    with pytest.raises(ShapeError, match=r"divisible by 2, got \(3, 4\)"):
+        AveragePool(1, 2)(torch.zeros(1, 1, 3, 4))

@@ -1,0 +1,105 @@
+import pytest
+import torch
+
+from opteq import Anderson, Picard
+from opteq.solvers.base import solve_fixed_point
+from tests.solvers.problems import Affine, Recorder
+
+
+def curved(z):
+    """A contraction that is neither affine nor symmetric."""
+    turn = torch.tensor([[0.2, -0.6, 0.1], [0.5, 0.3, 0.2], [-0.1, 0.2, 0.7]], dtype=z.dtype)
+    return (z @ turn.mT).sin() + torch.tensor([1.0, -0.5, 0.3], dtype=z.dtype)
+
+
+def textbook_anderson(function, z, memory, damping, steps):
+    """Iterates of one sample; the mixing weights from a least-squares problem in differences."""
+    inputs, residuals = [], []
+    for _ in range(steps):
+        inputs.append(z)
+        residuals.append(function(z[None])[0] - z)
+        inputs_kept, residuals_kept = inputs[-memory:], residuals[-memory:]
+        newest = residuals_kept[-1]
+        weights = torch.ones(1, dtype=z.dtype)
+        if len(inputs_kept) > 1:
+            differences = torch.stack([g - newest for g in residuals_kept[:-1]], dim=1)
+            others = torch.linalg.lstsq(differences, -newest[:, None], driver="gelsd").solution[:, 0]
+            weights = torch.cat((others, 1 - others.sum()[None]))
+        pairs = zip(weights, inputs_kept, residuals_kept, strict=True)
+        z = sum(w * (point + damping * g) for w, point, g in pairs)
+    return inputs
+
+
+@pytest.mark.parametrize(("memory", "damping"), [(1, 1.0), (2, 1.0), (3, 1.0), (3, 0.6)])
+def test_iterates_are_those_of_the_textbook(memory, damping):
+    start = torch.tensor([[0.3, -1.0, 0.7], [2.0, 1.0, 0.0]], dtype=torch.float64)
+    recorder = Recorder(curved)
+    solve_fixed_point(recorder, start, Anderson(1e-12, 7, memory, damping))
+    for i in range(2):
+        expected = torch.stack(textbook_anderson(curved, start[i], memory, damping, 7))
+        actual = torch.stack(recorder.inputs)[:, i]
+        torch.testing.assert_close(actual, expected, rtol=0, atol=1e-7)
+
+
+def test_memory_one_is_picard_iteration():
+    problem = Affine.random((0.5, 0.9))
+    anderson, picard = Recorder(problem), Recorder(problem)
+    solve_fixed_point(anderson, problem.start, Anderson(1e-6, 500, memory=1))
+    solve_fixed_point(picard, problem.start, Picard(1e-6, 500))
+    torch.testing.assert_close(torch.stack(anderson.inputs), torch.stack(picard.inputs), rtol=0, atol=1e-12)
+
+
+def test_an_affine_problem_of_few_dimensions_is_solved_in_as_many_steps():
+    # With as many iterates as there are dimensions plus one, some affine combination has residual 0.
+    problem = Affine.random((0.9, 0.99), size=4)
+    _, info = solve_fixed_point(problem, problem.start, Anderson(1e-9, 50, memory=5))
+    assert info.converged.all()
+    assert info.evaluations <= 7
+
+
+def test_collinear_residuals_are_no_obstacle():
+    # All residuals of T(z) = z/2 + b are parallel, so every system after the second is singular.
+    offset = torch.randn(2, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    z, info = solve_fixed_point(lambda z: z / 2 + offset, torch.zeros_like(offset), Anderson(1e-14, 50))
+    assert info.converged.all()
+    torch.testing.assert_close(z, 2 * offset, rtol=1e-12, atol=1e-12)
+
+
+def test_equal_residuals_without_a_fixed_point_stay_finite_and_are_reported():
+    z, info = solve_fixed_point(lambda z: z + 1, torch.ones(2, 3), Anderson(1e-5, 30))
+    assert torch.isfinite(z).all()
+    assert not info.converged.any()
+
+
+def test_a_residual_that_grows_sends_back_to_picard_with_an_empty_history():
+    problem = Affine.random((0.9, 0.9))
+    calls = 0
+
+    def disturbed(z):
+        nonlocal calls
+        calls += 1
+        image = problem(z)
+        if calls == 5:
+            image[0] += 1000
+        return image
+
+    recorder = Recorder(disturbed)
+    solve_fixed_point(recorder, problem.start, Anderson(1e-12, 10))
+    before, after, next_one = recorder.inputs[4:7]
+    image = problem(before)[0] + 1000
+    torch.testing.assert_close(after[0], image, rtol=1e-12, atol=0)
+    assert (after[1] - problem(before)[1]).abs().max() > 1e-3
+    # The step after that combines the two newest iterates alone.
+    new_image = problem(after)[0]
+    old, new = image - before[0], new_image - after[0]
+    share = new @ (new - old) / (new - old).square().sum()
+    torch.testing.assert_close(next_one[0], new_image - share * (new_image - image))
+
+
+def test_stagnation_sends_back_to_picard():
+    # Every residual is as long as the best one.
+    recorder = Recorder(lambda z: z + 1)
+    solve_fixed_point(recorder, torch.zeros(1, 1, dtype=torch.float64), Anderson(1e-10, 30, memory=3))
+    moves = torch.cat(recorder.inputs).diff(dim=0)[:, 0]
+    later = moves[5:]
+    assert ((later - 1).abs() < 1e-12).any()

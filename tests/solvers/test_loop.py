@@ -1,0 +1,44 @@
+"""The loop that all solvers share, with rules made up for the purpose."""
+
+import torch
+
+from opteq.solvers.base import Solver, solve_fixed_point
+
+
+class Scripted(Solver):
+    """Visits the given points one after the other, whatever the map says."""
+
+    def __init__(self, points, tol=1e-5):
+        self.points, self.tol, self.max_steps = points, tol, len(points) + 1
+
+    def start(self, x):
+        points = iter(self.points)
+        return lambda x, f, g, size: torch.full_like(x, next(points))
+
+
+def test_a_rule_that_leaves_the_finite_numbers_gives_the_iterate_before():
+    z, info = solve_fixed_point(lambda z: (z + 1).tanh(), torch.zeros(2, 3), Scripted([4.0, torch.inf, 5.0]))
+    assert torch.equal(z, torch.full((2, 3), 4.0))
+    assert not info.converged.any()
+    assert info.steps.tolist() == [3, 3]
+
+
+def test_the_iterate_that_met_the_tolerance_is_returned_and_not_its_image():
+    # T(z) = 2 + z/1e7 meets the tolerance of 1e-5 at z = 2, which differs from T(2).
+    z, info = solve_fixed_point(
+        lambda z: 2 + 1e-7 * z.double(), torch.zeros(1, 1).double(), Scripted([3.0, 2.0])
+    )
+    assert info.steps.tolist() == [3]
+    assert torch.equal(z, torch.full((1, 1), 2.0).double())
+
+
+def test_residuals_are_relative_to_the_image_and_scaled_as_asked():
+    _, info = solve_fixed_point(lambda z: z / 2 + 3, torch.zeros(1, 1), Scripted([2.0]), residual_scale=10.0)
+    # At 0 the image is 3, at 2 it is 4.
+    torch.testing.assert_close(info.residuals, torch.tensor([[10 * 3 / 3, 10 * 2 / 4]]))
+
+
+def test_the_norm_runs_over_all_entries_of_a_sample():
+    image = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]])
+    _, info = solve_fixed_point(lambda z: image, torch.tensor([[[3.0, 0.0], [1.0, 2.0]]]), Scripted([]))
+    torch.testing.assert_close(info.residuals, torch.tensor([[5**0.5 / 5]]))
