@@ -17,7 +17,7 @@ from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
 from opteq.results import Solution, SolveInfo, State, Trace, tensors_of
 from opteq.solvers.anderson import Anderson
-from opteq.solvers.base import Solver, row_norms, solve_fixed_point
+from opteq.solvers.base import Solver, find_fixed_point, row_norms
 from opteq.solvers.space import Space
 
 _CURES = {
@@ -111,9 +111,10 @@ class EquilibriumLayer(nn.Module):
             start = detached.first_iterate()
             _check_autocast(self.solver, tensors_of(start)[0])
             function, scale = detached.gradient_map() if self.solver.needs_gradient_map else (detached, 1.0)
-            state, info = solve_fixed_point(function, start, self.solver, scale, detached.batch_coupled)
+            found = find_fixed_point(function, start, self.solver, scale, detached.batch_coupled)
+            info = found.info
             self._report("forward", info)
-            state = attach(self.gradient, equation, detached, state, self._report_adjoint)
+            state = attach(self.gradient, equation, detached, found, self._report_adjoint)
         return equation.readout(state), info, equation
 
     def _report_adjoint(self, info: SolveInfo) -> None:

@@ -90,6 +90,19 @@ def test_bounds_dominate_the_hessian(case: MapCase, seed: int, scale: float):
     assert (here.value <= everywhere.value).all()
 
 
+@pytest.mark.parametrize("name", [name for name in CASES if CASES[name].map().activation.indicator])
+@given(seed=seeds, scale=scales)
+@settings(max_examples=8)
+def test_proximal_steps_are_short_enough(name: str, seed: int, scale: float):
+    # The inverse step is at least the largest eigenvalue of the Hessian of ½‖y‖² - S, which exceeds 1.
+    equation = CASES[name].equation(seed).detach()
+    assert isinstance(equation, SimilarityEquation)
+    y = state(equation.similarity, seed, scale)
+    curvature = torch.linalg.eigvalsh(jacobian(lambda y: y - equation.similarity.gradient(y), y)).max()
+    _, inverse_step = equation.gradient_map()
+    assert inverse_step >= curvature > 1
+
+
 @every_similarity
 def test_the_initial_gradient_is_the_gradient_at_zero(case: MapCase):
     similarity = similarity_of(case)

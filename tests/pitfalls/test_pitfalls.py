@@ -516,6 +516,17 @@ def test_pitfall_14_training_under_autocast_is_close_to_float32(make_map, gradie
         assert (a - b).norm() <= 0.1 * b.norm()
 
 
+@pytest.mark.parametrize("gradient", [Implicit(), Implicit(method="gmres"), Phantom(), OneStep()], ids=str)
+def test_pitfall_14_the_backward_pass_keeps_full_precision_inside_autocast(gradient):
+    layer = make_layer(gradient=gradient, tol=1e-2).float()
+    parameters = tuple(layer.parameters())
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = layer(images(dtype=torch.float32)).square().sum()
+        inside = torch.autograd.grad(loss, parameters, retain_graph=True)
+    for a, b in zip(inside, torch.autograd.grad(loss, parameters), strict=True):
+        assert torch.equal(a, b)
+
+
 @each_map
 @pytest.mark.parametrize("method", ["cg", "anderson", "gmres"])
 def test_pitfall_14_a_model_in_bfloat16_trains(make_map, method):

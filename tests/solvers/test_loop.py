@@ -2,7 +2,7 @@
 
 import torch
 
-from opteq.solvers.base import Solver, solve_fixed_point
+from opteq.solvers.base import Solver, find_fixed_point, solve_fixed_point
 
 
 class Scripted(Solver):
@@ -33,7 +33,7 @@ def test_the_iterate_that_met_the_tolerance_is_returned_and_not_its_image():
 
 
 def test_residuals_are_relative_to_the_image_and_scaled_as_asked():
-    _, info = solve_fixed_point(lambda z: z / 2 + 3, torch.zeros(1, 1), Scripted([2.0]), residual_scale=10.0)
+    info = find_fixed_point(lambda z: z / 2 + 3, torch.zeros(1, 1), Scripted([2.0]), residual_scale=10.0).info
     # At 0 the image is 3, at 2 it is 4.
     torch.testing.assert_close(info.residuals, torch.tensor([[10 * 3 / 3, 10 * 2 / 4]]))
 

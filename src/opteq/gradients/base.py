@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation, Gradients
 from opteq.once import once
 from opteq.results import SolveInfo, State, like, tensors_of
+from opteq.solvers.base import FixedPoint
 
 _ADVICE = "use gradient=Unrolled(steps), which differentiates an equilibrium to any order."
 
@@ -48,27 +49,34 @@ class DirectMethod(GradientMethod, ABC):
 
 
 def attach(
-    method: AdjointMethod, equation: Equation, detached: Equation, state: State, report: Report
+    method: AdjointMethod, equation: Equation, detached: Equation, found: FixedPoint, report: Report
 ) -> State:
-    """`state` with the gradient of `method` towards `equation.tensors`.
+    """The value found, with the gradient of `method` towards `equation.tensors`.
+
+    The gradient is taken at the image `T(z)` of the value `z`, which is nearer to the equilibrium.
 
     Differentiating twice raises `NotImplementedError`: the adjoint is solved for one cotangent and
     its own derivative is not tracked.
     """
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in equation.tensors)):
-        return state
-    outputs = _Equilibrium.apply(method, detached, state, report, *equation.tensors)
-    return like(state, outputs)
+        return found.value
+    outputs = _Equilibrium.apply(method, detached, found, report, *equation.tensors)
+    return like(found.value, outputs)
 
 
 class _Equilibrium(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, method: AdjointMethod, equation: Equation, state: State, report: Report, *tensors: Tensor
+        ctx: Any,
+        method: AdjointMethod,
+        equation: Equation,
+        found: FixedPoint,
+        report: Report,
+        *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
         # Views, so that the outputs are not the very tensors that the equation may hold.
-        outputs = tuple(t.view_as(t) for t in tensors_of(state))
-        ctx.method, ctx.equation, ctx.state, ctx.report = method, equation, state, report
+        outputs = tuple(t.view_as(t) for t in tensors_of(found.value))
+        ctx.method, ctx.equation, ctx.state, ctx.report = method, equation, found.image, report
         # Saved only for autograd's check that no one has changed them before the backward pass.
         ctx.save_for_backward(*outputs, *tensors)
         return outputs

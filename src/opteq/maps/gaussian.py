@@ -108,7 +108,8 @@ class GaussianMap(EquilibriumMap):
             gram = self.projection @ self.projection.mT
             if self.max_norm is None:
                 return gram
-            return gram / torch.linalg.matrix_norm(gram, 2).clamp(min=1.0)
+            wide = gram.to(torch.promote_types(gram.dtype, torch.float32))
+            return gram / torch.linalg.matrix_norm(wide, 2).clamp(min=1.0).to(gram.dtype)
 
     def _gamma(self, c: Tensor, gram: Tensor | None) -> Tensor:
         if isinstance(self.gamma, int | float):

@@ -38,6 +38,19 @@ class ImageClassifier(nn.Module):
         """The equilibrium layers, first to last."""
         return [m for m in self.modules() if isinstance(m, EquilibriumLayer)]
 
+    @property
+    def stages(self) -> list[nn.Module]:
+        """What `forward` applies in turn, for certificates."""
+        return [
+            self.stem,
+            self.equilibria,
+            self.norm,
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(self.pool),
+            nn.Flatten(),
+            self.head,
+        ]
+
     def features(self, x: Tensor) -> Tensor:
         """`(batch, channels, h, w)` equilibrium of the last layer.
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +38,7 @@ class Anderson(Solver):
 
     tol: float = 1e-4
     max_steps: int = 50
-    memory: int = 5
+    memory: int = 4
     damping: float = 1.0
 
     def __post_init__(self) -> None:
@@ -54,55 +56,60 @@ class _AndersonStepper:
         self.memory, self.damping = memory, damping
         self.differences = x.new_empty(batch, memory, n)  # g_i
         self.candidates = x.new_empty(batch, memory, n)  # z_i + β g_i
-        wide = torch.promote_types(x.dtype, torch.float32)
-        self.ridge = 10 * torch.finfo(wide).eps
         self.gram = torch.zeros(batch, memory, memory, dtype=torch.float64, device=x.device)
+        # The regularisation is proportional to each residual; the tiny number serves exact zeros.
+        # What falling residuals do to the scales of the system, elimination in float64 does not mind.
+        identity = torch.eye(memory, dtype=torch.float64, device=x.device)
+        ridge = 10 * torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+        self.scale, self.floor = 1 + ridge * identity, torch.finfo(torch.float64).tiny * identity
         self.count = 0  # iterates seen
-        # Iterates older than a restart are masked; None as long as no sample has restarted.
-        self.born: Tensor | None = None
-        self.best = torch.full((batch,), torch.inf, dtype=wide, device=x.device)
+        self.born = [0] * batch  # the first iterate that a sample may use
+        self.best = [math.inf] * batch
         self.best_before = self.best  # at the last look for stagnation
 
-    def __call__(self, x: Tensor, f: Tensor, g: Tensor, residual: Tensor) -> Tensor:
+    @property
+    def room(self) -> Tensor:
+        return self.differences[:, self.count % self.memory]
+
+    def __call__(self, x: Tensor, f: Tensor, g: Tensor, changes: Sequence[float]) -> Tensor:
         slot = self.count % self.memory
         used = min(self.count + 1, self.memory)
-        self._guard(residual)
-        self.differences[:, slot] = g
+        self._guard(changes)
         self.candidates[:, slot] = f if self.damping == 1 else torch.add(x, g, alpha=self.damping)
         # As a product of a row with a matrix this runs many times faster than matrix times column.
-        products = torch.bmm(g[:, None], self.differences[:, :used].mT)[:, 0].double()
-        # The regularisation sits on the diagonal, in proportion to each residual. The system is badly
-        # scaled when residuals fall, which elimination in float64 does not mind.
-        products[:, slot] = (1 + self.ridge) * products[:, slot] + torch.finfo(torch.float64).tiny
+        products = torch.bmm(g[:, None], self.differences[:, :used].mT)[:, 0]
         self.gram[:, slot, :used] = products
         self.gram[:, :used, slot] = products
-        # The small solver hands out columns, for which the product below would take a slow path.
-        weights = self._weights(used, slot).to(x.dtype).contiguous()
+        weights = self._weights(used, slot)
         self.count += 1
         return torch.bmm(weights[:, None], self.candidates[:, :used])[:, 0]
 
-    def _guard(self, residual: Tensor) -> None:
+    def _guard(self, changes: Sequence[float]) -> None:
         """Drop the history of samples whose residual grows, or has not improved for `memory + 2` steps."""
-        restart = residual > _GROWTH * self.best
-        self.best = torch.minimum(self.best, residual)
+        restart = {i for i, (r, b) in enumerate(zip(changes, self.best, strict=True)) if r > _GROWTH * b}
+        self.best = list(map(min, self.best, changes))
         if self.count % (self.memory + 2) == self.memory + 1:
-            restart |= self.best >= self.best_before
-            self.best_before = self.best
-        if bool(restart.any()):
-            born = torch.zeros_like(residual, dtype=torch.long) if self.born is None else self.born
-            self.born = torch.where(restart, self.count, born)
-            self.best = torch.where(restart, residual, self.best)
-            self.best_before = torch.where(restart, torch.inf, self.best_before)
+            pairs = zip(self.best, self.best_before, strict=True)
+            restart |= {i for i, (now, before) in enumerate(pairs) if now >= before}
+            self.best_before = self.best.copy()
+        for i in restart:
+            self.born[i], self.best[i], self.best_before[i] = self.count, changes[i], math.inf
 
     def _weights(self, used: int, slot: int) -> Tensor:
         """`(batch, used)` mixing weights `α`, zero for iterates that a sample may not use."""
-        gram = self.gram[:, :used, :used]
-        ones = torch.ones(gram.shape[:2], dtype=gram.dtype, device=gram.device)
-        if self.born is not None:
+        gram = torch.addcmul(self.floor[:used, :used], self.gram[:, :used, :used], self.scale[:used, :used])
+        ones = gram.new_ones(gram.shape[:2])
+        if max(self.born, default=0) > self.count - used + 1:
             steps_back = (slot - torch.arange(used, device=gram.device)) % self.memory
-            usable = self.count - steps_back >= self.born[:, None]
+            usable = self.count - steps_back >= torch.tensor(self.born, device=gram.device)[:, None]
             both = usable[:, :, None] & usable[:, None, :]
             gram = torch.where(both, gram, torch.eye(used, dtype=gram.dtype, device=gram.device))
             ones = usable.to(gram.dtype)
-        solution = torch.linalg.solve_ex(gram, ones)[0]
-        return solution / solution.sum(1, keepdim=True)
+        solution, singular = torch.linalg.solve_ex(gram, ones)
+        weights = solution / solution.sum(1, keepdim=True)
+        if bool(singular.any()):
+            # Where the history has an exact dependence, a Picard step needs none of it.
+            newest = torch.arange(used, device=gram.device) == slot
+            weights = torch.where(singular[:, None] > 0, newest.to(weights.dtype), weights)
+        # The small solver hands out columns, for which the mixing product would take a slow path.
+        return weights.to(self.candidates.dtype).contiguous()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,11 +15,24 @@ from opteq.errors import ConfigError
 from opteq.results import SolveInfo, State, tensors_of
 from opteq.solvers.space import Space
 
-Stepper = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-"""`(x, f, g, ‖g‖) ↦ next x` with `f = T(x)`, `g = f - x` of shape `(batch, n)` and norms `(batch,)`.
 
-The memory of `g` is reused for the next step: a stepper copies what it keeps of it.
-"""
+class Stepper(Protocol):
+    """The rule for the next iterate of one solve; it owns all that changes meanwhile."""
+
+    def __call__(self, x: Tensor, f: Tensor, g: Tensor, changes: Sequence[float]) -> Tensor:
+        """The next `x`, from `f = T(x)`, `g = f - x`, all `(batch, n)`, and the norms of the rows of `g`.
+
+        The memory of `g` is reused for the next step unless the stepper has room of its own.
+        """
+        ...
+
+
+@runtime_checkable
+class HasRoom(Protocol):
+    """A stepper that keeps its `g` says where to write the next one, which spares it a copy."""
+
+    @property
+    def room(self) -> Tensor: ...
 
 
 class Solver(ABC):
@@ -59,14 +75,29 @@ def row_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=1, dtype=wide)
 
 
+@dataclass(frozen=True, slots=True)
+class FixedPoint:
+    """Where an iteration ended.
+
+    Attributes:
+        value: the iterate whose residual is known.
+        image: `T(value)`, a step nearer where `T` contracts.
+        info: how the iteration went.
+    """
+
+    value: State
+    image: State
+    info: SolveInfo
+
+
 @torch.no_grad()
-def solve_fixed_point(
+def find_fixed_point(
     function: Callable[[State], State],
     initial: State,
     solver: Solver,
     residual_scale: float = 1.0,
     joint: bool = False,
-) -> tuple[State, SolveInfo]:
+) -> FixedPoint:
     """Solve `z = T(z)` for every sample of a batch.
 
     A sample stops on its own: the iterate whose residual met the tolerance is its result, whatever the
@@ -88,41 +119,74 @@ def solve_fixed_point(
     x = space.flatten(initial)
     check_tolerance(solver.tol, x.dtype)
     advance = solver.start(x)
-    previous, g = x, torch.empty_like(x)
-    result: Tensor | None = None
-    active = torch.ones(len(x), dtype=torch.bool, device=x.device)
-    converged = torch.zeros_like(active)
-    steps = torch.full((len(x),), solver.max_steps, device=x.device)
-    history: list[Tensor] = []
+    previous, buffer = x, torch.empty_like(x)
+    values, images = _Rows(), _Rows()
+    # What is decided sample by sample is decided in Python, on one list of numbers per step: the
+    # many operations on small tensors that it takes otherwise cost more than the list.
+    active = list(range(len(x)))
+    converged, steps = [False] * len(x), [solver.max_steps] * len(x)
+    history: list[list[float]] = []
+    tiny = torch.finfo(torch.promote_types(x.dtype, torch.float32)).tiny
 
     for step in range(1, solver.max_steps + 1):
         f = space.flatten(function(space.restore(x)))
-        torch.sub(f, x, out=g)
-        change, size = row_norms(g), row_norms(f)
-        residual = residual_scale * change / size.clamp(min=torch.finfo(size.dtype).tiny)
-        history.append(residual)
-        # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
-        met, finite = residual <= solver.tol, torch.isfinite(change)
-        stops = active & (met | ~finite)
+        g = torch.sub(f, x, out=advance.room if isinstance(advance, HasRoom) else buffer)
+        changes, sizes = torch.stack((row_norms(g), row_norms(f))).tolist()
+        residuals = [residual_scale * c / max(s, tiny) for c, s in zip(changes, sizes, strict=True)]
+        history.append(residuals)
+        stops = [i for i in active if not solver.tol < residuals[i] < math.inf]
         last = step == solver.max_steps
-        if last or bool(stops.any()):
-            kept = (
-                x if bool(finite.all()) else torch.where(torch.isfinite(x).all(1, keepdim=True), x, previous)
-            )
-            # The samples that go on overwrite their rows when they stop.
-            result = kept if result is None else torch.where(active[:, None], kept, result)
-            steps = torch.where(stops, step, steps)
-            converged |= stops & met
-            active = active & ~stops
-            if last or not bool(active.any()):
+        if stops or last:
+            # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
+            finite = list(map(math.isfinite, changes))
+            stops = [i for i in stops if residuals[i] <= solver.tol or not finite[i]]
+            for i in stops:
+                converged[i], steps[i] = residuals[i] <= solver.tol, step
+            kept, image = x, f
+            if not all(finite):
+                kept = torch.where(torch.isfinite(x).all(1, keepdim=True), x, previous)
+                image = torch.where(torch.isfinite(f).all(1, keepdim=True), f, kept)
+            leaving = active if last else stops
+            values.take(leaving, kept)
+            images.take(leaving, image)
+            active = [i for i in active if steps[i] > step]
+            if last or not active:
                 break
         # Under autocast the map may run in low precision; the solver's own products may not.
         with torch.autocast(x.device.type, enabled=False):
-            previous, x = x, advance(x, f, g, change)
+            previous, x = x, advance(x, f, g, changes)
 
-    assert result is not None  # max_steps is at least 1
-    residuals = torch.stack(history, dim=1)
-    seen = torch.arange(1, len(history) + 1, device=x.device) <= steps[:, None]
+    taken = torch.tensor(steps, dtype=torch.long, device=x.device)
+    residuals = torch.tensor(history, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device).T
+    seen = torch.arange(1, len(history) + 1, device=x.device) <= taken[:, None]
     residuals = torch.where(seen, residuals, torch.nan)
-    info = SolveInfo(residuals, steps, converged, len(history))
-    return space.restore(result), info.shared_by(len(tensors_of(initial)[0])) if joint else info
+    info = SolveInfo(
+        residuals, taken, torch.tensor(converged, dtype=torch.bool, device=x.device), len(history)
+    )
+    if joint:
+        info = info.shared_by(len(tensors_of(initial)[0]))
+    return FixedPoint(space.restore(values.rows), space.restore(images.rows), info)
+
+
+def solve_fixed_point(
+    function: Callable[[State], State], initial: State, solver: Solver, joint: bool = False
+) -> tuple[State, SolveInfo]:
+    """The value and the record of `find_fixed_point`, which see."""
+    found = find_fixed_point(function, initial, solver, joint=joint)
+    return found.value, found.info
+
+
+class _Rows:
+    """A `(batch, n)` matrix whose rows come as the samples stop."""
+
+    rows: Tensor
+
+    def take(self, indices: list[int], source: Tensor) -> None:
+        """Keep the rows of `source` with these indices; the matrix itself if it is all of them."""
+        if len(indices) == len(source):
+            self.rows = source
+        elif indices:
+            if not hasattr(self, "rows"):
+                self.rows = torch.empty_like(source)
+            chosen = torch.tensor(indices, device=source.device)
+            self.rows[chosen] = source[chosen]

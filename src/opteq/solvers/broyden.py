@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,20 +50,20 @@ class _BroydenStepper:
         self.left = x.new_zeros(batch, memory, n)  # u_i; zero where a sample has no i-th term
         self.right = x.new_zeros(batch, memory, n)  # v_i
         self.terms = 0
-        self.best = torch.full((batch,), torch.inf, dtype=torch.float64, device=x.device)
+        self.best = [math.inf] * batch
         self.last: tuple[Tensor, Tensor] | None = None  # previous step s and F
 
-    def __call__(self, x: Tensor, f: Tensor, g: Tensor, residual: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, f: Tensor, g: Tensor, changes: Sequence[float]) -> Tensor:
         if self.last is not None:
             step, old = self.last
             if self.terms == self.left.shape[1]:
-                self.left.zero_()
                 self.terms = 0
             self._update(step, -g - old)
-            grown = residual > _GROWTH * self.best
-            self.left[grown] = 0
-            self.best = torch.where(grown, torch.inf, self.best)
-        self.best = torch.minimum(self.best, residual)
+            for i, residual in enumerate(changes):
+                if residual > _GROWTH * self.best[i]:
+                    self.left[i] = 0
+                    self.best[i] = math.inf
+        self.best = list(map(min, self.best, changes))
         step = self._apply(g)
         self.last = (step, -g)
         return x + step
@@ -72,7 +74,7 @@ class _BroydenStepper:
         denominator = torch.linalg.vecdot(row, y)
         size = torch.linalg.vector_norm(row, dim=1) * torch.linalg.vector_norm(y, dim=1)
         sound = denominator.abs() > torch.finfo(s.dtype).eps * size
-        column = (s - self._apply(y)) / torch.where(sound, denominator, 1.0)[:, None]
+        column = (s - self._apply(y)) / denominator[:, None]
         self.left[:, self.terms] = torch.where(sound[:, None], column, 0.0)
         self.right[:, self.terms] = torch.where(sound[:, None], row, 0.0)
         self.terms += 1
