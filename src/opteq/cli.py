@@ -38,7 +38,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command `opteq`.
+    """Run the command `opteq`.
 
     Args:
         arguments: What follows `opteq`; from the command line by default.
@@ -118,7 +118,7 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
 
 
 def _find_configs(options: list[str]) -> tuple[list[str], Path]:
-    """Replaces the names of presets by their files; also returns the last configuration file."""
+    """Replace the names of presets by their files; also returns the last configuration file."""
     found, path = [], Path("run")
     takes_config = False
     for option in options:

@@ -9,7 +9,7 @@ from typing import BinaryIO
 
 @contextmanager
 def write_beside(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file beside `path` that takes its place once it is complete and on the disk.
+    """Open a file beside `path` that takes its place once it is complete and on the disk.
 
     If the block fails (a full disk, an interrupt) the earlier file is as it was and nothing is left
     behind; if the process is killed, a file `<name>.part` remains, which the next write replaces.
@@ -27,6 +27,9 @@ def write_beside(path: Path) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
-    except BaseException:
+    except BaseException as error:
         part.unlink(missing_ok=True)
+        # The system names no file when a write fails.
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(path)
         raise

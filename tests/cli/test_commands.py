@@ -131,6 +131,12 @@ class TestFit:
         assert config["trainer"]["precision"] == "bf16-mixed"
         assert config["data"]["init_args"]["train_limit"] == 64
 
+    def test_loggers_can_be_switched_off(self, tiny, opteq, tmp_path):
+        assert opteq("fit", "--config", tiny, "--trainer.logger", "false").status == 0
+        names = {path.name for path in (tmp_path / "runs" / "tiny").iterdir()}
+        assert "summary.json" in names
+        assert not names & {"metrics.csv", "tensorboard"}
+
     def test_says_where_the_results_are_and_nothing_of_other_products(self, tiny, opteq, caplog):
         _, out, err = opteq("fit", "--config", tiny, "--trainer.max_epochs", 1)
         assert "look at runs/tiny/report.html" in out

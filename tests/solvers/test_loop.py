@@ -13,7 +13,8 @@ class Scripted(Solver):
 
     def start(self, x):
         points = iter(self.points)
-        return lambda x, f, g, size: torch.full_like(x, next(points))
+        # The rule is asked once more than it is followed: the last answer is where it would go on.
+        return lambda x, f, g, changes: torch.full_like(x, next(points, 7.0))
 
 
 def test_a_rule_that_leaves_the_finite_numbers_gives_the_iterate_before():
@@ -42,3 +43,12 @@ def test_the_norm_runs_over_all_entries_of_a_sample():
     image = torch.tensor([[[3.0, 0.0], [0.0, 4.0]]])
     _, info = solve_fixed_point(lambda z: image, torch.tensor([[[3.0, 0.0], [1.0, 2.0]]]), Scripted([]))
     torch.testing.assert_close(info.residuals, torch.tensor([[5**0.5 / 5]]))
+
+
+def test_where_the_method_would_have_gone_on_is_kept_sample_by_sample():
+    start = torch.tensor([[2.0], [1.0]], dtype=torch.float64)
+    found = find_fixed_point(lambda z: 2 + 0.5 * (z - 2), start, Scripted([3.0, 2.0]))
+    # The first sample starts at the fixed point and stops there, the second one at the second point.
+    assert found.info.steps.tolist() == [1, 3]
+    assert found.value.tolist() == [[2.0], [2.0]]
+    assert found.ahead.tolist() == [[3.0], [7.0]]

@@ -68,6 +68,14 @@ def test_resuming_with_another_model_names_what_changed(tmp_path):
     assert "model.learning_rate was 0.1 and is now 0.2" in str(error.value)
 
 
+@pytest.mark.parametrize("text", ["", "data: {}", "model: ["])
+def test_a_damaged_configuration(tmp_path, text):
+    folder = finished(tmp_path, "digits")
+    (folder / "config.yaml").write_text(text)
+    with pytest.raises(ConfigError, match=r"config\.yaml is damaged"):
+        resume_run(folder, MODEL)
+
+
 def test_checkpoint_options(tmp_path):
     folder = finished(tmp_path, "digits")
     assert checkpoint_options(folder) == [

@@ -78,14 +78,14 @@ class ImageDataModule(LightningDataModule):
 
     @abstractmethod
     def read(self, split: Literal["train", "val", "test"]) -> Images | None:
-        """Reads one split from disk; None for a validation split that the data set does not have.
+        """Read one split from disk; None for a validation split that the data set does not have.
 
         Raises:
             ConfigError: The data set is missing or damaged.
         """
 
     def setup(self, stage: str) -> None:
-        """Reads what a stage (`"fit"`, `"validate"` or `"test"`) needs; reads nothing twice."""
+        """Read what a stage (`"fit"`, `"validate"` or `"test"`) needs; reads nothing twice."""
         if stage == "test" and self._test is None:
             self._test = self._require("test").in_memory()
         if stage in ("fit", "validate") and self._val is None:

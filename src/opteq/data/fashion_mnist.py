@@ -82,7 +82,7 @@ def _how_to_get(raw: Path) -> str:
 
 
 def _unpack_debian(raw: Path) -> None:
-    """Decompresses Debian's files; torchvision would refuse the `.gz`, whose checksums differ."""
+    """Decompress Debian's files; torchvision would refuse the `.gz`, whose checksums differ."""
     raw.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         packed = DEBIAN_FOLDER / f"{name}.gz"

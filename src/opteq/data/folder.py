@@ -77,7 +77,7 @@ class ImageFolder(ImageDataModule):
 
 
 def find_images(folder: Path) -> list[Path]:
-    """Lists the image files in a folder and the folders inside it, sorted.
+    """List the image files in a folder and the folders inside it, sorted.
 
     Raises:
         ConfigError: The folder does not exist or holds no image.

@@ -104,7 +104,7 @@ class FileImages(Images):
 
 
 def read_image(path: Path, channels: int, size: int) -> Tensor:
-    """Reads one image file as bytes.
+    """Read one image file as bytes.
 
     The shorter side is resized to `size` and the centre is cropped; an image that has the size
     already is untouched.
@@ -133,7 +133,7 @@ def read_image(path: Path, channels: int, size: int) -> Tensor:
 
 
 def _to_bytes(image: Image.Image, path: Path) -> Image.Image:
-    """Scales 16-bit pixels to 8 bits; Pillow's own conversion would clip them at 255."""
+    """Scale 16-bit pixels to 8 bits; Pillow's own conversion would clip them at 255."""
     if image.mode == "F":
         raise ConfigError(f"{path} holds floating-point pixels; convert it to an 8-bit or 16-bit image.")
     if image.mode.startswith("I"):

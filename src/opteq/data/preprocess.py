@@ -46,7 +46,7 @@ class Preprocess:
 
 
 def random_crop(images: Tensor, padding: int) -> Tensor:
-    """Shifts every image by its own offset of up to `padding` pixels; what comes in is black.
+    """Shift every image by its own offset of up to `padding` pixels; what comes in is black.
 
     torchvision's transforms would draw one offset for the whole batch.
 
@@ -65,6 +65,6 @@ def random_crop(images: Tensor, padding: int) -> Tensor:
 
 
 def random_flip(images: Tensor) -> Tensor:
-    """Flips a random half of the images left to right; shape (batch, channels, height, width)."""
+    """Flip a random half of the images left to right; shape (batch, channels, height, width)."""
     flipped = torch.rand(len(images), 1, 1, 1) < 0.5
     return torch.where(flipped, images.flip(-1), images)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 
 def stratified_split(labels: Tensor, count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Picks `count` samples so that every class keeps its share of the set.
+    """Pick `count` samples so that every class keeps its share of the set.
 
     Class `c` gets `count · n_c / n` samples rounded down; the samples that rounding leaves over go
     to the classes with the largest remainders. The split depends on the arguments alone.

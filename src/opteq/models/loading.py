@@ -41,7 +41,7 @@ class ModelCard:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Reads the card in `folder`.
+        """Read the card in `folder`.
 
         Raises:
             ConfigError: There is none, or it is damaged.
@@ -56,7 +56,7 @@ class ModelCard:
 
 
 def save_network(folder: Path, network: nn.Module, card: ModelCard) -> None:
-    """Writes the weights and the card into `folder`; `load` reads them."""
+    """Write the weights and the card into `folder`; `load` reads them."""
     # A copy of each tensor, because safetensors refuses weights that share memory.
     weights = {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
     with write_beside(folder / WEIGHTS) as file:
@@ -66,7 +66,7 @@ def save_network(folder: Path, network: nn.Module, card: ModelCard) -> None:
 
 
 def load(run: str | Path) -> nn.Module:
-    """Loads the network of a finished run in eval mode, on the CPU.
+    """Load the network of a finished run in eval mode, on the CPU.
 
     Only classes of opteq are built and only tensors are read: loading executes no foreign code.
 
@@ -88,7 +88,7 @@ def load(run: str | Path) -> nn.Module:
 
 
 def build(spec: Any) -> Any:
-    """Builds what a `class_path` with its `init_args` describes, here and in nested arguments.
+    """Build what a `class_path` with its `init_args` describes, here and in nested arguments.
 
     Raises:
         ConfigError: A class is not one of opteq's, or does not take the arguments.

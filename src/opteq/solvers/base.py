@@ -81,12 +81,12 @@ class FixedPoint:
 
     Attributes:
         value: the iterate whose residual is known.
-        image: `T(value)`, a step nearer where `T` contracts.
+        ahead: where the method would have gone on; as a rule nearer to the fixed point, at no evaluation.
         info: how the iteration went.
     """
 
     value: State
-    image: State
+    ahead: State
     info: SolveInfo
 
 
@@ -120,7 +120,7 @@ def find_fixed_point(
     check_tolerance(solver.tol, x.dtype)
     advance = solver.start(x)
     previous, buffer = x, torch.empty_like(x)
-    values, images = _Rows(), _Rows()
+    values, nexts = _Rows(), _Rows()
     # What is decided sample by sample is decided in Python, on one list of numbers per step: the
     # many operations on small tensors that it takes otherwise cost more than the list.
     active = list(range(len(x)))
@@ -134,6 +134,9 @@ def find_fixed_point(
         changes, sizes = torch.stack((row_norms(g), row_norms(f))).tolist()
         residuals = [residual_scale * c / max(s, tiny) for c, s in zip(changes, sizes, strict=True)]
         history.append(residuals)
+        # Under autocast the map may run in low precision; the solver's own products may not.
+        with torch.autocast(x.device.type, enabled=False):
+            following = advance(x, f, g, changes)
         stops = [i for i in active if not solver.tol < residuals[i] < math.inf]
         last = step == solver.max_steps
         if stops or last:
@@ -142,19 +145,17 @@ def find_fixed_point(
             stops = [i for i in stops if residuals[i] <= solver.tol or not finite[i]]
             for i in stops:
                 converged[i], steps[i] = residuals[i] <= solver.tol, step
-            kept, image = x, f
+            kept, ahead = x, following
             if not all(finite):
                 kept = torch.where(torch.isfinite(x).all(1, keepdim=True), x, previous)
-                image = torch.where(torch.isfinite(f).all(1, keepdim=True), f, kept)
+                ahead = torch.where(torch.isfinite(following).all(1, keepdim=True), following, kept)
             leaving = active if last else stops
             values.take(leaving, kept)
-            images.take(leaving, image)
+            nexts.take(leaving, ahead)
             active = [i for i in active if steps[i] > step]
             if last or not active:
                 break
-        # Under autocast the map may run in low precision; the solver's own products may not.
-        with torch.autocast(x.device.type, enabled=False):
-            previous, x = x, advance(x, f, g, changes)
+        previous, x = x, following
 
     taken = torch.tensor(steps, dtype=torch.long, device=x.device)
     residuals = torch.tensor(history, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device).T
@@ -165,7 +166,7 @@ def find_fixed_point(
     )
     if joint:
         info = info.shared_by(len(tensors_of(initial)[0]))
-    return FixedPoint(space.restore(values.rows), space.restore(images.rows), info)
+    return FixedPoint(space.restore(values.rows), space.restore(nexts.rows), info)
 
 
 def solve_fixed_point(

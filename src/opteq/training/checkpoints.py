@@ -41,7 +41,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
-    """Reads a checkpoint onto the CPU, executing none of the code it may hold.
+    """Read a checkpoint onto the CPU, executing none of the code it may hold.
 
     Raises:
         ConfigError: The file is missing, damaged, or not a checkpoint of a training.

@@ -9,7 +9,7 @@ from opteq.errors import ConfigError
 
 @torch.no_grad()
 def check_match(network: nn.Module, data: ImageDataModule) -> None:
-    """Checks that a network takes the images of a data set and has a logit for each of its classes.
+    """Check that a network takes the images of a data set and has a logit for each of its classes.
 
     Raises:
         ConfigError: It does not.

@@ -52,7 +52,7 @@ REPRODUCIBLE = ("seed_everything", "trainer", "model", "data")
 
 
 def run_command(arguments: list[str], default_run: str = "run") -> str:
-    """Runs `fit`, `validate`, `test` or `predict`.
+    """Run `fit`, `validate`, `test` or `predict`.
 
     Args:
         arguments: The command and its options.
@@ -133,7 +133,7 @@ class TrainingCLI(LightningCLI):
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parses the options; what is wrong with them becomes one sentence."""
+        """Parse the options; what is wrong with them becomes one sentence."""
         try:
             self.config = parser.parse_args(args)
         except ArgumentError as error:
@@ -141,22 +141,23 @@ class TrainingCLI(LightningCLI):
             raise ConfigError(explain(str(error), list(options))) from error
 
     def _parse_ckpt_path(self) -> None:
-        """Does nothing: the options stored in a checkpoint must not override the user's in silence."""
+        """Do nothing: the options stored in a checkpoint must not override the user's in silence."""
 
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
-        """Makes the trainer; for `fit`, checks the data and opens the folder of the run before that."""
+        """Make the trainer; for `fit`, checks the data and opens the folder of the run before that."""
         options = self._get(self.config_init, "trainer")
         kwargs["plugins"] = [*_listed(options["plugins"]), AtomicCheckpointIO()]
+        kwargs["logger"] = _listed(options["logger"])
         if self.subcommand == "fit" and not options["fast_dev_run"]:
             self.datamodule.prepare_data()
             self.datamodule.setup("fit")
             check_match(self.model.network, self.datamodule)
             self.run = self._open_run()
-            kwargs["logger"] = [
-                MetricsCSV(self.run.folder / METRICS, self.run.epochs),
-                TensorBoardLogger(self.run.folder, name="tensorboard", version=""),
-                *_listed(options["logger"]),
-            ]
+            if options["logger"] is not False:
+                kwargs["logger"] += [
+                    MetricsCSV(self.run.folder / METRICS, self.run.epochs),
+                    TensorBoardLogger(self.run.folder, name="tensorboard", version=""),
+                ]
             self._best = BestCheckpoint(self.run.checkpoints)
             kwargs["callbacks"] = [
                 *_listed(options["callbacks"]),
@@ -165,8 +166,17 @@ class TrainingCLI(LightningCLI):
                 LastCheckpoint(self.run.checkpoints),
             ]
         else:
-            kwargs |= {"logger": False, "enable_checkpointing": False}
+            kwargs["enable_checkpointing"] = False
         return super().instantiate_trainer(**kwargs)
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        try:
+            super()._run_subcommand(subcommand)
+        except SystemExit:
+            # Lightning answers an interrupt with an exit status alone.
+            if self.trainer.interrupted:
+                raise KeyboardInterrupt(self._how_to_go_on()) from None
+            raise
 
     def fit(
         self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
@@ -176,13 +186,7 @@ class TrainingCLI(LightningCLI):
             self.trainer.fit(model, datamodule=datamodule)
             self.outcome = "The quick run passed; nothing was saved."
             return
-        try:
-            self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.run.checkpoint, weights_only=True)
-        except SystemExit:
-            # Lightning answers an interrupt with an exit status alone.
-            if self.trainer.interrupted:
-                raise KeyboardInterrupt(self._how_to_go_on()) from None
-            raise
+        self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.run.checkpoint, weights_only=True)
         if not self._best.best_model_path:
             raise ConfigError(
                 f"{self.run.checkpoint} has already run for --trainer.max_epochs; raise it to go on."
@@ -202,7 +206,7 @@ class TrainingCLI(LightningCLI):
     def validate(
         self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
     ) -> None:
-        """Evaluates a checkpoint on the validation images."""
+        """Evaluate a checkpoint on the validation images."""
         self.trainer.validate(
             model, datamodule=datamodule, ckpt_path=_required(ckpt_path, "validate"), weights_only=True
         )
@@ -210,7 +214,7 @@ class TrainingCLI(LightningCLI):
     def test(
         self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
     ) -> None:
-        """Evaluates a checkpoint on the test images."""
+        """Evaluate a checkpoint on the test images."""
         self.trainer.test(
             model, datamodule=datamodule, ckpt_path=_required(ckpt_path, "test"), weights_only=True
         )
@@ -218,7 +222,7 @@ class TrainingCLI(LightningCLI):
     def predict(
         self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
     ) -> None:
-        """Classifies the images of a folder with a checkpoint."""
+        """Classify the images of a folder with a checkpoint."""
         checkpoint = read_checkpoint(_required(ckpt_path, "predict"))
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"])
@@ -240,10 +244,13 @@ class TrainingCLI(LightningCLI):
             folder = runs_dir / name if options.run else latest_run(runs_dir, name)
             run = resume_run(folder, config["model"])
             rank_zero_info(f"Resuming {folder} after {run.epochs} epochs from {run.checkpoint}.")
-        elif is_first_process:
-            run = start_run(runs_dir, name, options.ckpt_path and Path(options.ckpt_path))
         else:
-            run = Run(runs_dir / name, options.ckpt_path)
+            checkpoint = Path(options.ckpt_path) if options.ckpt_path else None
+            run = (
+                start_run(runs_dir, name, checkpoint)
+                if is_first_process
+                else Run(runs_dir / name, checkpoint)
+            )
         if is_first_process:
             save_config(run.folder, config)
             write_versions(run.folder)
@@ -257,7 +264,7 @@ class TrainingCLI(LightningCLI):
         return {key: value for key, value in yaml.safe_load(dump).items() if key in REPRODUCIBLE}
 
     def _write_results(self, metrics: Mapping[str, float], seconds: float, images: int) -> None:
-        """Writes summary, weights and report; called with the weights of the best checkpoint."""
+        """Write summary, weights and report; called with the weights of the best checkpoint."""
         from opteq.evaluation.report import write_report
 
         network = self.model.network.to(self.trainer.strategy.root_device)
@@ -273,6 +280,8 @@ class TrainingCLI(LightningCLI):
         )
 
     def _how_to_go_on(self) -> str:
+        if self.subcommand != "fit":
+            return "Interrupted."
         if (self.run.checkpoints / LAST).is_file():
             return (
                 f"Interrupted; {self.run.checkpoints / LAST} is complete. Go on with the same command "

@@ -4,7 +4,14 @@ import logging
 import warnings
 
 # Advertisements for other products, accelerators that are not there, and internal steps.
-NOISE = ("💡", "GPU available", "TPU available", "HPU available", "Loading `train_dataloader` to")
+NOISE = (
+    "💡",
+    "GPU available",
+    "TPU available",
+    "HPU available",
+    "Loading `train_dataloader` to",
+    "`weights_only` was not set",
+)
 
 # Warnings that no user of the command can act on, or that are wrong here.
 IGNORED_WARNINGS = (
@@ -24,7 +31,7 @@ IGNORED_WARNINGS = (
 
 
 def quiet_lightning() -> None:
-    """Filters Lightning's messages and warnings for the rest of the process."""
+    """Filter Lightning's messages and warnings for the rest of the process."""
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     if _concerns_user not in logger.filters:
         logger.addFilter(_concerns_user)

@@ -45,7 +45,7 @@ class MetricsCSV(Logger):
         return str(self.path.parent)
 
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
-        """Does nothing: the configuration is saved in a file of its own."""
+        """Do nothing: the configuration is saved in a file of its own."""
 
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:

@@ -82,7 +82,7 @@ class ClassifierModule(LightningModule):
                 f"The training loss became {loss.item()} in step {self.global_step}; "
                 "lower --model.learning_rate or set --trainer.gradient_clip_val."
             )
-        self.train_metrics.update(logits, labels)
+        self._log_scores(self.train_metrics, logits, labels)
         self._log_mean("train_loss", loss, len(images), prog_bar=True)
         return loss
 
@@ -95,9 +95,7 @@ class ClassifierModule(LightningModule):
             self._log_sum("train_adjoint_unconverged", adjoint.unconverged)
 
     def on_train_epoch_end(self) -> None:
-        self.log_dict(self.train_metrics.compute())
-        self.train_metrics.reset()
-        self.log("learning_rate", self.optimizers().param_groups[0]["lr"])  # pyright: ignore
+        self.log("learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"], sync_dist=True)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate(batch, "val", self.val_metrics)
@@ -117,7 +115,7 @@ class ClassifierModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuses the weights of another model before any of them is loaded.
+        """Refuse the weights of another model before any of them is loaded.
 
         Raises:
             ConfigError: Names or shapes of the weights differ.
@@ -151,11 +149,14 @@ class ClassifierModule(LightningModule):
         images, labels = batch
         with solve_log(self.network) as solves:
             logits = self.network(images)
-        metrics.update(logits, labels)
-        for name, metric in metrics.items(keep_base=False):
-            self.log(name, metric, on_epoch=True, prog_bar=name == "val_accuracy")
+        self._log_scores(metrics, logits, labels)
         self._log_mean(f"{stage}_loss", cross_entropy(logits, labels), len(images))
         self._log_solves(stage, solves)
+
+    def _log_scores(self, metrics: MetricCollection, logits: Tensor, labels: Tensor) -> None:
+        metrics.update(logits, labels)
+        for name, metric in metrics.items(keep_base=False):
+            self.log(name, metric, on_step=False, on_epoch=True, prog_bar=name == "val_accuracy")
 
     def _log_solves(self, stage: str, solves: SolveLog) -> None:
         forward = solves.forward

@@ -23,7 +23,7 @@ PARSER_TERMS = (
 
 
 def explain(report: str, options: Collection[str]) -> str:
-    """Says in one sentence what is wrong with the options and what to do.
+    """Say in one sentence what is wrong with the options and what to do.
 
     Args:
         report: What the parser reports.
@@ -61,7 +61,7 @@ def own_error(error: BaseException | None) -> OpteqError | None:
 
 
 def _unknown(sentence: str, name: str, options: Collection[str]) -> str:
-    """Names the options that look like an unknown one, or else all in its group."""
+    """Name the options that look like an unknown one, or else all in its group."""
     group, _, last = name.rpartition(".")
     close = get_close_matches(name, options, cutoff=0.8)
     close = close or [option for option in options if option.rpartition(".")[2] == last]

@@ -40,7 +40,7 @@ class Prediction:
 
 @torch.no_grad()
 def predict_folder(network: nn.Module, card: ModelCard, folder: Path) -> list[Prediction]:
-    """Classifies every image in a folder and the folders inside it, in the order of their paths.
+    """Classify every image in a folder and the folders inside it, in the order of their paths.
 
     Raises:
         ConfigError: The folder is missing or empty, or an image cannot be read.
@@ -64,7 +64,7 @@ def predict_folder(network: nn.Module, card: ModelCard, folder: Path) -> list[Pr
 
 
 def write_predictions(path: Path, predictions: list[Prediction]) -> None:
-    """Writes predictions as a CSV file with one column per field."""
+    """Write predictions as a CSV file with one column per field."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(field.name for field in fields(Prediction))

@@ -22,7 +22,7 @@ PACKAGES = ("opteq", "torch", "torchvision", "lightning", "torchmetrics", "jsona
 
 
 def write_versions(folder: Path) -> None:
-    """Writes `versions.json`: Python, the packages that matter, and the platform."""
+    """Write `versions.json`: Python, the packages that matter, and the platform."""
     versions = {package: version(package) for package in PACKAGES}
     _write_json(
         folder / VERSIONS, {"python": platform.python_version(), **versions, "platform": platform.platform()}
@@ -37,7 +37,7 @@ def write_summary(
     seconds: float,
     images: int,
 ) -> dict[str, Any]:
-    """Writes and returns `summary.json`.
+    """Write and returns `summary.json`.
 
     Args:
         folder: Folder of the run.
@@ -64,7 +64,7 @@ def write_summary(
 
 
 def model_card(network: dict[str, Any], data: ImageDataModule) -> ModelCard:
-    """Describes a network, given by its `class_path` and `init_args`, trained on a data set."""
+    """Describe a network, given by its `class_path` and `init_args`, trained on a data set."""
     mean, std = data.normalization
     return ModelCard(network, data.class_names, data.in_channels, data.image_size, mean, std)
 

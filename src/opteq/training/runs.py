@@ -48,7 +48,7 @@ class Run:
 
 
 def start_run(runs_dir: Path, name: str, checkpoint: Path | None = None) -> Run:
-    """Creates the folder of a run; if the name is taken, `-2`, `-3`, … is appended.
+    """Create the folder of a run; if the name is taken, `-2`, `-3`, … is appended.
 
     Args:
         runs_dir: Folder of all runs.
@@ -76,7 +76,7 @@ def start_run(runs_dir: Path, name: str, checkpoint: Path | None = None) -> Run:
 
 
 def resume_run(folder: Path, model: Mapping[str, Any]) -> Run:
-    """Goes on in the folder of a run from its last checkpoint.
+    """Go on in the folder of a run from its last checkpoint.
 
     Args:
         folder: The folder.
@@ -89,7 +89,10 @@ def resume_run(folder: Path, model: Mapping[str, Any]) -> Run:
     epochs = read_checkpoint(checkpoint)["epoch"] + 1
     path = folder / CONFIG
     if path.is_file():
-        earlier = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
+        try:
+            earlier = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
+        except (yaml.YAMLError, KeyError, TypeError) as error:
+            raise ConfigError(f"{path} is damaged; restore it or start a new run.") from error
         changes = _differences(earlier, model, "model")
         if changes:
             raise ConfigError(
@@ -100,7 +103,7 @@ def resume_run(folder: Path, model: Mapping[str, Any]) -> Run:
 
 
 def latest_run(runs_dir: Path, name: str) -> Path:
-    """Finds the run `name`, `name-2`, … whose last checkpoint is the newest.
+    """Find the run `name`, `name-2`, … whose last checkpoint is the newest.
 
     Raises:
         ConfigError: None of them has a checkpoint.
@@ -129,13 +132,13 @@ def checkpoint_options(folder: Path) -> list[str]:
 
 
 def save_config(folder: Path, config: Mapping[str, Any]) -> None:
-    """Writes the resolved configuration, which `--config` reads again."""
+    """Write the resolved configuration, which `--config` reads again."""
     with write_beside(folder / CONFIG) as file:
         file.write(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode())
 
 
 def _differences(before: Any, now: Any, name: str) -> list[str]:
-    """Names the options that differ between two nested configurations."""
+    """Name the options that differ between two nested configurations."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
         keys = [*before, *(key for key in now if key not in before)]
         return [text for key in keys for text in _differences(before.get(key), now.get(key), f"{name}.{key}")]

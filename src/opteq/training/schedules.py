@@ -10,7 +10,7 @@ Schedule = Literal["constant", "cosine", "step", "linear"]
 
 
 def learning_rate_factor(schedule: Schedule, total_steps: int, warmup: float = 0.0) -> Callable[[int], float]:
-    """Makes the function from optimizer step to learning rate factor.
+    """Make the function from optimizer step to learning rate factor.
 
     The factor rises linearly to 1 in the first part of the steps. With `p` from 0 to 1 the part of the
     others that is done, it goes on as:
