@@ -65,3 +65,12 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> object:
+    # On demand, because reading weights needs safetensors, which the core does without.
+    if name == "load":
+        from opteq.models.loading import load
+
+        return load
+    raise AttributeError(f"module 'opteq' has no attribute {name!r}")

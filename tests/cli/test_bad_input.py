@@ -8,6 +8,7 @@ import pytest
 from PIL import Image
 
 from opteq.cli import main
+from opteq.configs import presets
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,7 @@ def run(tiny, tmp_path_factory):
         (["fit"], "Missing model.network, data; give a preset"),
         (["fit", "digits"], "did you mean --config digits?"),
         (["fit", "--config", "digitz"], "digitz is neither a preset nor a file; did you mean digits?"),
-        (["fit", "--config", "my.yaml"], "presets are cifar10-small, cifar10-small-geq, digits, fashion-geq"),
+        (["fit", "--config", "my.yaml"], f"presets are {', '.join(preset.name for preset in presets())}."),
         (["test", "--config", "digits"], "name a run (opteq test runs/digits) or a checkpoint"),
         (["validate", "nowhere"], "nowhere is not the folder of a run"),
         (["predict", "nowhere", "images"], "nowhere holds no trained model"),

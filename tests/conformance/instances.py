@@ -7,14 +7,22 @@ from typing import TypeVar
 import torch
 
 from opteq import (
+    AbsoluteNorm,
+    AffineChange,
     AveragePool,
     Compose,
     Conv2d,
+    DeepOptEq,
     Dense,
     DepthwiseSeparableConv2d,
     GaussianMap,
+    LinearMixing,
+    MoreauSkip,
     OptEqUnit,
     Patches,
+    Regularised,
+    SquaredNorm,
+    WideOptEq,
 )
 from opteq.activations import (
     ELU,
@@ -132,5 +140,30 @@ MAPS = {
             Conv2d(2, 4, 3), Conv2d(1, 4, 3), Patches(4, 1), hidden=3, activation="tanh", max_norm=0.6
         ),
         (1, 3, 2),
+    ),
+}
+
+
+def _units(*activations: str) -> list[OptEqUnit]:
+    return [OptEqUnit(Dense(4, 3 + i), Dense(3, 3 + i), name) for i, name in enumerate(activations)]
+
+
+# Maps made of other maps.
+COMPOSED_MAPS = {
+    "skip": MapCase(lambda: MoreauSkip(OptEqUnit(Conv2d(2, 3), Conv2d(2, 3), "tanh"), 0.6), (2, 3, 3)),
+    "affine": MapCase(
+        lambda: AffineChange(
+            _units("softplus")[0], torch.eye(4) + 0.3 * torch.ones(4, 4).tril(), torch.ones(4)
+        ),
+        (3,),
+    ),
+    "mixing": MapCase(lambda: LinearMixing(Dense(4, 3), Dense(3, 3), torch.eye(3) + 0.2), (3,)),
+    "wide": MapCase(lambda: WideOptEq(_units("tanh", "relu", "elu")), (3,)),
+    "deep-one": MapCase(lambda: DeepOptEq(_units("tanh"), 0.7), (3,)),
+    "deep-two": MapCase(lambda: DeepOptEq(_units("tanh", "elu"), [0.8, 0.6], learn_alpha=True), (3,)),
+    "deep-three": MapCase(lambda: DeepOptEq(_units("relu", "tanh", "softplus"), learn_alpha=True), (3,)),
+    "regularised-gradient": MapCase(lambda: Regularised(_units("tanh")[0], SquaredNorm(), 1.2), (3,)),
+    "regularised-prox": MapCase(
+        lambda: Regularised(_units("softplus")[0], AbsoluteNorm(), 0.02, "prox"), (3,)
     ),
 }

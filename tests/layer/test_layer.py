@@ -167,6 +167,7 @@ def test_copies_are_equal_and_independent(make_copy):
         twin = make_copy(layer)
         torch.testing.assert_close(twin(x), z, rtol=0, atol=1e-6)
     assert log.forward.samples == 0
+    assert twin._logs == []
     with torch.no_grad():
         twin.map.W.weight.zero_()
     assert (twin(x) - z).abs().max() > 1e-2

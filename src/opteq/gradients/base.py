@@ -74,16 +74,16 @@ class _Equilibrium(torch.autograd.Function):
         report: Report,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        # Views, so that the outputs are not the very tensors that the equation may hold.
-        outputs = tuple(t.view_as(t) for t in tensors_of(found.value))
+        # Copies: the values are views into the solver's memory, which autograd would let no one change.
+        outputs = tuple(t.clone() for t in tensors_of(found.value))
         ctx.method, ctx.equation, ctx.state, ctx.report = method, equation, found.ahead, report
         # Saved only for autograd's check that no one has changed them before the backward pass.
-        ctx.save_for_backward(*outputs, *tensors)
+        ctx.save_for_backward(*tensors)
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors[len(grad_outputs) :]
+        tensors = ctx.saved_tensors
         wants_graph = torch.is_grad_enabled()
         cotangent = like(ctx.state, tuple(g.detach() for g in grad_outputs))
         # The adjoint is solved in full precision, also where the forward pass ran under autocast.

@@ -38,19 +38,6 @@ class ImageClassifier(nn.Module):
         """The equilibrium layers, first to last."""
         return [m for m in self.modules() if isinstance(m, EquilibriumLayer)]
 
-    @property
-    def stages(self) -> list[nn.Module]:
-        """What `forward` applies in turn, for certificates."""
-        return [
-            self.stem,
-            self.equilibria,
-            self.norm,
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(self.pool),
-            nn.Flatten(),
-            self.head,
-        ]
-
     def features(self, x: Tensor) -> Tensor:
         """`(batch, channels, h, w)` equilibrium of the last layer.
 
@@ -127,6 +114,19 @@ class EquilibriumClassifier(ImageClassifier):
         self.norm = nn.BatchNorm2d(channels)
         self.pool = pool
         self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(channels * pool**2, classes))
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """What `forward` applies in turn, for certificates."""
+        return [
+            self.stem,
+            self.equilibria,
+            self.norm,
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(self.pool),
+            nn.Flatten(),
+            self.head,
+        ]
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, classes)` logits; raises as `features` does."""

@@ -1,0 +1,163 @@
+"""The multi-block form of deep OptEq: one equation for the states of all units."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from opteq.equation import (
+    Equation,
+    Gradients,
+    Linearization,
+    SymmetricForm,
+    eliminated,
+    with_tensors_of,
+)
+from opteq.maps.base import EquilibriumMap
+from opteq.maps.deep import DeepOptEq
+from opteq.results import Certificate, State, combined, tensors_of
+
+
+class MultiBlockOptEq(EquilibriumMap):
+    """`z̃ = αW̃ᵀσ(W̃Pz̃ + Ũx + b̃) + (1-α)Pz̃`, with the equilibria of a deep OptEq (Xie et al. 2022, Lemma 3).
+
+    The state `z̃ = [z_1, …, z_{L-1}, z_0]` holds what every unit puts out, and the cyclic shift
+    `(Pz̃)_i = z_{i-1}` hands each unit its predecessor's. (The printed Eq. 7 lacks the `P` inside `σ`.)
+
+    Readout: the whole state, a tuple of `L` tensors; the last one is the deep model's `z*`.
+
+    Args:
+        deep: the deep OptEq, whose parameters it shares.
+    """
+
+    def __init__(self, deep: DeepOptEq) -> None:
+        super().__init__()
+        self.deep = deep
+
+    def bind(self, x: State) -> MultiBlockEquation:
+        return MultiBlockEquation(self.deep.bind_units(x))
+
+
+@dataclass(frozen=True, eq=False)
+class MultiBlockEquation(Equation):
+    """`z_i = f_i(z_{i-1})`, `i = 1 … L`, with `z_L` called `z_0`."""
+
+    units: tuple[Equation, ...]
+
+    @property
+    def has_energy(self) -> bool:
+        return len(self.units) <= 2 and all(unit.proximal for unit in self.units)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t for unit in self.units for t in unit.tensors)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        return replace(self, units=with_tensors_of(self.units, tensors)[0])
+
+    def initial(self) -> tuple[Tensor, ...]:
+        # The block before unit i has the shape that unit i starts from.
+        starts = tuple(_tensor(unit.initial()) for unit in self.units)
+        return (*starts[1:], starts[0])
+
+    def first_iterate(self) -> tuple[Tensor, ...]:
+        return tuple(_tensor(unit.first_iterate()) for unit in self.units)
+
+    def __call__(self, state: State) -> tuple[Tensor, ...]:
+        return tuple(_tensor(u(z)) for u, z in zip(self.units, _shifted(state), strict=True))
+
+    def energy(self, state: State) -> Tensor:
+        """`(batch,)` objective of Corollary 1 at the feasible point `z̃ := T(z̃)`, for one or two blocks.
+
+        `F_1(z_1) + F_2(z_0) + ½‖z_1 - z_0‖²` with `f_i = prox_{F_i}`; at `p_i = f_i(z_{i-1})` the terms
+        `F_i(p_i) = E_i(z_{i-1}) - ½‖z_{i-1} - p_i‖²` follow from the units' energies.
+
+        Raises:
+            NotImplementedError: for three and more blocks, which have no scalar objective.
+        """
+        if not self.has_energy:
+            raise NotImplementedError(
+                f"{len(self.units)} blocks have no scalar objective; see"
+                " opteq.theory.deep.theorem2_residual for what vanishes at their equilibrium."
+            )
+        points = self(state)
+        total = 0.5 * _squares(points[0] - points[-1])
+        for unit, z, p in zip(self.units, _shifted(state), points, strict=True):
+            total = total + unit.energy(z) - 0.5 * _squares(z - p)
+        return total
+
+    def contraction(self, state: State | None = None) -> Certificate:
+        """The largest of the units' bounds: the Jacobian is block diagonal up to the shift."""
+        places = [None] * len(self.units) if state is None else _shifted(state)
+        bounds = [unit.contraction(z) for unit, z in zip(self.units, places, strict=True)]
+        return combined(bounds, torch.stack([b.value for b in bounds]).amax(0))
+
+    def linearize(self, state: State) -> Linearization:
+        places = zip(self.units, _shifted(state), strict=True)
+        return _BlockLinearization([unit.linearize(z) for unit, z in places], self.has_energy)
+
+
+class _BlockLinearization(Linearization):
+    """`J = SP` with `S = diag(J_1, …, J_L)`."""
+
+    def __init__(self, parts: list[Linearization], has_energy: bool) -> None:
+        self._parts = parts
+        if len(parts) == 2 and has_energy:
+            self.structure, self.symmetric = "symmetrizable", self._two_blocks()
+
+    def jvp(self, tangent: State) -> tuple[Tensor, ...]:
+        return tuple(_tensor(part.jvp(v)) for part, v in zip(self._parts, _shifted(tangent), strict=True))
+
+    def vjp(self, cotangent: State) -> tuple[Tensor, ...]:
+        first, *others = (
+            _tensor(part.vjp(u)) for part, u in zip(self._parts, tensors_of(cotangent), strict=True)
+        )
+        return (*others, first)
+
+    def pullback(self, cotangent: State) -> Gradients:
+        gradients: Gradients = ()
+        for part, u in zip(self._parts, tensors_of(cotangent), strict=True):
+            gradients += part.pullback(u)
+        return gradients
+
+    def _two_blocks(self) -> SymmetricForm:
+        # u_1 = g_1 + J_2 u_0 is eliminated from u_0 = g_0 + J_1 u_1; the first block of v stays zero.
+        first, second = self._parts
+        form = eliminated(first.jvp, second.jvp)
+
+        def reduced(g: tuple[Tensor, ...]) -> State:
+            return g[1] + _tensor(first.jvp(g[0]))
+
+        def on_second(product: Callable[[State], State]) -> Callable[[State], State]:
+            return lambda v: (torch.zeros_like(tensors_of(v)[0]), _tensor(product(tensors_of(v)[1])))
+
+        def leave(v: State, g: State) -> State:
+            g, v_0 = tensors_of(g), tensors_of(v)[1]
+            return g[0] + _tensor(second.jvp(v_0)), _tensor(form.leave(v_0, reduced(g)))
+
+        assert form.metric is not None
+        return SymmetricForm(
+            matvec=on_second(form.matvec),
+            enter=lambda g: (torch.zeros_like(tensors_of(g)[0]), _tensor(reduced(tensors_of(g)))),
+            leave=leave,
+            metric=on_second(form.metric),
+        )
+
+
+def _shifted(state: State) -> tuple[Tensor, ...]:
+    """`P z̃`: what each unit receives."""
+    blocks = tensors_of(state)
+    return (blocks[-1], *blocks[:-1])
+
+
+def _tensor(state: State) -> Tensor:
+    assert isinstance(state, Tensor)
+    return state
+
+
+def _squares(x: Tensor) -> Tensor:
+    return x.square().flatten(1).sum(1)

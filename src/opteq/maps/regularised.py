@@ -1,0 +1,158 @@
+"""Maps whose hidden objective has a regulariser added."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from opteq.equation import Equation, Gradients, Linearization
+from opteq.errors import ConfigError
+from opteq.maps.base import EquilibriumMap
+from opteq.maps.chain import ChainEquation
+from opteq.objectives.batch_regularisers import BatchRegulariser
+from opteq.objectives.regularisers import Regulariser, squared_norm
+from opteq.results import Certificate, State
+
+_FORMS = ("gradient", "prox")
+
+
+class Regularised(EquilibriumMap):
+    """`z = T(T_R(z))`, a regulariser `R` in the hidden objective (Xie et al. 2022, Theorem 4 and §5.1).
+
+    For one unit, `T = prox_φ`, and convex `R`:
+
+    - gradient form, `T_R = I - γ∇R` with `γ < 2/L_R`: the equilibrium minimises `φ + γR`;
+    - prox form, `T_R = prox_{γR}`: it minimises `φ + M¹_{γR}`, the Moreau envelope of `γR`
+      (Huber's function for `‖·‖₁`), not `φ + γR` as printed.
+
+    For a deep map the regularised step comes before the first unit. Batch-coupled regularisers compare
+    the samples of the batch in training, and each sample with the last training batch in eval mode.
+
+    Args:
+        map: the map `T`.
+        regulariser: `R`.
+        gamma: `γ > 0`.
+        form: `"gradient"`, or `"prox"` for regularisers that have one.
+
+    Raises:
+        ConfigError: for an unknown form, a prox that does not exist, or `γ ≥ 2/L_R`.
+    """
+
+    def __init__(
+        self, map: EquilibriumMap, regulariser: Regulariser, gamma: float, form: str = "gradient"
+    ) -> None:
+        super().__init__()
+        if not gamma > 0:
+            raise ConfigError(f"Expected `gamma` to be positive, got {gamma}.")
+        if form not in _FORMS:
+            raise ConfigError(f"Expected `form` to be one of {', '.join(_FORMS)}, got {form!r}.")
+        if form == "prox":
+            regulariser.prox(torch.zeros(1, 1), gamma)  # refuses where there is none
+        elif regulariser.convex and (regulariser.lipschitz is None or gamma * regulariser.lipschitz >= 2):
+            limit = 0 if regulariser.lipschitz is None else 2 / regulariser.lipschitz
+            raise ConfigError(
+                f"Expected `gamma` below 2/L = {limit:g} for {regulariser}, got {gamma};"
+                " lower it or use form='prox'."
+            )
+        self.map, self.regulariser = map, regulariser
+        self.gamma, self.form = float(gamma), form
+
+    def bind(self, x: State) -> ChainEquation:
+        inner = self.map.bind(x)
+        step = StepEquation(self.regulariser, self.gamma, self.form, inner.initial())
+        return ChainEquation((step, inner), inner.start if isinstance(inner, ChainEquation) else None)
+
+    def extra_repr(self) -> str:
+        return f"{self.regulariser}, gamma={self.gamma}, form={self.form}"
+
+
+@dataclass(frozen=True, eq=False)
+class StepEquation(Equation):
+    """`T_R`, a gradient or proximal step on `γR`, as a map of its own."""
+
+    regulariser: Regulariser
+    gamma: float
+    form: str
+    zero: State
+
+    @property
+    def has_energy(self) -> bool:
+        return not self.regulariser.batch_coupled
+
+    @property
+    def conservative(self) -> bool:
+        return self.has_energy
+
+    @property
+    def batch_coupled(self) -> bool:
+        # In eval mode the samples are compared with a reference, not with each other.
+        regulariser = self.regulariser
+        return isinstance(regulariser, BatchRegulariser) and regulariser.training
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return ()
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        return self
+
+    def initial(self) -> State:
+        return self.zero
+
+    def __call__(self, state: State) -> Tensor:
+        assert isinstance(state, Tensor)
+        if self.form == "prox":
+            return self.regulariser.prox(state, self.gamma)
+        return state - self.gamma * self.regulariser.gradient(state)
+
+    def energy(self, state: State) -> Tensor:
+        """`γR(z)`, or `M¹_{γR}(z) = γR(p) + ½‖z - p‖²` at `p = prox_{γR}(z)`; gradient `z - T_R(z)`."""
+        assert isinstance(state, Tensor)
+        if self.form == "gradient":
+            return self.gamma * self.regulariser.value(state)
+        p = self(state)
+        return self.gamma * self.regulariser.value(p) + 0.5 * squared_norm(state - p)
+
+    def contraction(self, state: State | None = None) -> Certificate:
+        """The Lipschitz constant of the step, from the bounds on the curvature of `R`."""
+        assert isinstance(self.zero, Tensor)
+        curvature, kind, assumptions = self.regulariser.curvature, "bound", ()
+        if curvature is None:
+            curvature, kind = (0.0, 0.0), "estimate"
+            assumptions = (f"The curvature of {self.regulariser} is not bounded and was left out.",)
+        low, high = curvature
+        if self.form == "prox":
+            value = 1 / (1 + self.gamma * low)
+        else:
+            value = max(abs(1 - self.gamma * low), abs(1 - self.gamma * high))
+        return Certificate(self.zero.new_full((len(self.zero),), value), kind, assumptions)
+
+    def linearize(self, state: State) -> Linearization:
+        return self.value_and_linearization(state)[1]
+
+    def value_and_linearization(self, state: State) -> tuple[Tensor, Linearization]:
+        assert isinstance(state, Tensor)
+        linearization = _StepLinearization(self, state)
+        return linearization.image.detach(), linearization
+
+
+class _StepLinearization(Linearization):
+    """`I - γ∇²R`, or the derivative of the prox: symmetric."""
+
+    def __init__(self, equation: StepEquation, state: Tensor) -> None:
+        with torch.enable_grad():
+            self._state = state.detach().requires_grad_()
+            self.image = equation(self._state)
+
+    def vjp(self, cotangent: State) -> Tensor:
+        assert isinstance(cotangent, Tensor)
+        return torch.autograd.grad(self.image, self._state, cotangent, retain_graph=True)[0]
+
+    def jvp(self, tangent: State) -> Tensor:
+        return self.vjp(tangent)
+
+    def pullback(self, cotangent: State) -> Gradients:
+        return ()

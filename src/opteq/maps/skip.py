@@ -1,0 +1,178 @@
+"""Skip connections: the map of a Moreau envelope."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
+from opteq.errors import ConfigError
+from opteq.maps.base import EquilibriumMap
+from opteq.results import Certificate, State, map_state
+
+
+class SkipWeight(nn.Module):
+    """`α` in (0, 1], fixed or learned. Learned, it is `sigmoid(logit)`, so it stays inside (0, 1).
+
+    Raises:
+        ConfigError: if `alpha` lies outside (0, 1], or is 1 and to be learned.
+    """
+
+    def __init__(self, alpha: float, learn: bool = False) -> None:
+        super().__init__()
+        if not 0 < alpha <= 1:
+            raise ConfigError(f"Expected `alpha` in (0, 1], got {alpha}.")
+        if learn and alpha == 1:
+            raise ConfigError("A learned `alpha` starts inside (0, 1), not at 1; start at 0.99 instead.")
+        self.alpha = float(alpha)
+        self.logit = nn.Parameter(torch.tensor(math.log(alpha / (1 - alpha)))) if learn else None
+
+    def forward(self) -> float | Tensor:
+        """`α`: a number if fixed, a scalar tensor with a graph if learned."""
+        return self.alpha if self.logit is None else torch.sigmoid(self.logit)
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha}" + ("" if self.logit is None else ", learned from there")
+
+
+class MoreauSkip(EquilibriumMap):
+    """`αT + (1-α)I`, a skip connection around a map (Xie et al. 2022, Table 1).
+
+    For `T = prox_φ` it is the proximal operator of the Moreau envelope `αM_φ^{1-α}`. The fixed points
+    are those of `T`, unchanged; for `α < 1` the map is strongly monotone and invertible.
+
+    Args:
+        map: the map `T`.
+        alpha: `α`, in (0, 1].
+        learn_alpha: learn `α`, starting from `alpha`.
+
+    Raises:
+        ConfigError: if `alpha` is out of range.
+    """
+
+    def __init__(self, map: EquilibriumMap, alpha: float = 0.8, learn_alpha: bool = False) -> None:
+        super().__init__()
+        self.map, self.weight = map, SkipWeight(alpha, learn_alpha)
+
+    def bind(self, x: State) -> SkipEquation:
+        return SkipEquation(self.map.bind(x), self.weight())
+
+
+@dataclass(frozen=True, eq=False)
+class SkipEquation(Equation):
+    """`z = αT(z) + (1-α)z` for a single-tensor state."""
+
+    inner: Equation
+    alpha: float | Tensor
+
+    @property
+    def has_energy(self) -> bool:
+        return self.inner.has_energy
+
+    @property
+    def conservative(self) -> bool:
+        return self.inner.conservative
+
+    @property
+    def proximal(self) -> bool:
+        return self.inner.proximal
+
+    @property
+    def batch_coupled(self) -> bool:
+        return self.inner.batch_coupled
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        learned = (self.alpha,) if isinstance(self.alpha, Tensor) else ()
+        return (*self.inner.tensors, *learned)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        if isinstance(self.alpha, Tensor):
+            return replace(self, inner=self.inner.with_tensors(tensors[:-1]), alpha=tensors[-1])
+        return replace(self, inner=self.inner.with_tensors(tensors))
+
+    def initial(self) -> State:
+        return self.inner.initial()
+
+    def first_iterate(self) -> Tensor:
+        return self._blend(self.inner.initial(), self.inner.first_iterate())
+
+    def __call__(self, state: State) -> Tensor:
+        return self._blend(state, self.inner(state))
+
+    def energy(self, state: State) -> Tensor:
+        """`α` times the energy of `T`: its gradient is `z - αT(z) - (1-α)z`."""
+        return self.alpha * self.inner.energy(state)
+
+    def contraction(self, state: State | None = None) -> Certificate:
+        """`α‖J‖ + 1 - α`."""
+        inner, alpha = self.inner.contraction(state), self.alpha
+        alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
+        return replace(inner, value=alpha * inner.value + (1 - alpha))
+
+    def readout(self, state: State) -> State:
+        return self.inner.readout(state)
+
+    def linearize(self, state: State) -> Linearization:
+        return self.value_and_linearization(state)[1]
+
+    def value_and_linearization(self, state: State) -> tuple[Tensor, Linearization]:
+        image, linearization = self.inner.value_and_linearization(state)
+        assert isinstance(state, Tensor)
+        assert isinstance(image, Tensor)
+        # z - T(z) is kept only where the gradient of a learned α needs it.
+        move = image - state if isinstance(self.alpha, Tensor) else None
+        return self._blend(state, image), _SkipLinearization(linearization, self.alpha, move)
+
+    def gradient_map(self) -> tuple[Callable[[State], State], float]:
+        return (self, 1.0) if self.proximal else super().gradient_map()
+
+    def _blend(self, state: State, image: State) -> Tensor:
+        assert isinstance(state, Tensor)
+        assert isinstance(image, Tensor)
+        weight = self.alpha.to(image.dtype) if isinstance(self.alpha, Tensor) else self.alpha
+        return torch.lerp(state, image, weight)
+
+
+class _SkipLinearization(Linearization):
+    """`αJ + (1-α)I`. Its adjoint equation is that of `J` with `g/α` on the right-hand side."""
+
+    def __init__(self, inner: Linearization, alpha: float | Tensor, move: Tensor | None) -> None:
+        self._inner, self._alpha, self._move = inner, alpha, move
+        self.structure = inner.structure
+        if inner.symmetric is not None:
+            form = inner.symmetric
+
+            def scaled(g: State) -> State:
+                return map_state(lambda t: t / alpha, g)
+
+            self.symmetric = SymmetricForm(
+                form.matvec,
+                enter=lambda g: form.enter(scaled(g)),
+                leave=lambda v, g: form.leave(v, scaled(g)),
+                metric=form.metric,
+            )
+
+    def jvp(self, tangent: State) -> Tensor:
+        return self._blend(tangent, self._inner.jvp(tangent))
+
+    def vjp(self, cotangent: State) -> Tensor:
+        return self._blend(cotangent, self._inner.vjp(cotangent))
+
+    def pullback(self, cotangent: State) -> Gradients:
+        assert isinstance(cotangent, Tensor)
+        gradients = self._inner.pullback(self._alpha * cotangent)
+        if self._move is None:
+            return gradients
+        assert isinstance(self._alpha, Tensor)
+        return (*gradients, (cotangent * self._move).sum().to(self._alpha.dtype))
+
+    def _blend(self, v: State, image: State) -> Tensor:
+        assert isinstance(v, Tensor)
+        assert isinstance(image, Tensor)
+        return self._alpha * image + (1 - self._alpha) * v

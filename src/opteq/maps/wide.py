@@ -1,0 +1,113 @@
+"""Wide OptEq: several units side by side on one state."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from opteq.equation import Equation, Gradients, Linearization, symmetric_psd, with_tensors_of
+from opteq.maps.base import EquilibriumMap
+from opteq.maps.deep import check_units
+from opteq.maps.optequnit import OptEqUnit
+from opteq.results import Certificate, State, combined
+
+
+class WideOptEq(EquilibriumMap):
+    """`T(z) = (1/L) Σ W_iᵀσ(W_i z + U_i x + b_i)` (Xie et al. 2022, Theorem 3).
+
+    Its equilibrium is the limit for `α → 0` of that of the `DeepOptEq` with the same units, and
+    minimises `Σ M¹_{φ_i}(z) = Σ Q_i(z)`. State and readout: `z`.
+
+    Args:
+        units: the units; their `W` have the same input channels.
+
+    Raises:
+        ConfigError: for no units, or units of different state channels.
+    """
+
+    def __init__(self, units: Sequence[OptEqUnit]) -> None:
+        super().__init__()
+        check_units(units)
+        # A ModuleList does not say what it holds.
+        self.units: list[OptEqUnit] = nn.ModuleList(units)  # type: ignore[assignment]
+
+    def bind(self, x: State) -> MeanEquation:
+        return MeanEquation(tuple(unit.bind(x) for unit in self.units))
+
+
+@dataclass(frozen=True, eq=False)
+class MeanEquation(Equation):
+    """`z = (1/L) Σ T_i(z)` for proximal operators `T_i`; so is their mean."""
+
+    units: tuple[Equation, ...]
+
+    @property
+    def proximal(self) -> bool:
+        return all(unit.proximal for unit in self.units)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(t for unit in self.units for t in unit.tensors)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        return replace(self, units=with_tensors_of(self.units, tensors)[0])
+
+    def initial(self) -> State:
+        return self.units[0].initial()
+
+    def first_iterate(self) -> Tensor:
+        return _mean([unit.first_iterate() for unit in self.units])
+
+    def __call__(self, state: State) -> Tensor:
+        return _mean([unit(state) for unit in self.units])
+
+    def energy(self, state: State) -> Tensor:
+        """`(1/L) Σ Q_i(z)`, the objective of Theorem 3 divided by `L`; its gradient is `z - T(z)`."""
+        return _mean([unit.energy(state) for unit in self.units])
+
+    def contraction(self, state: State | None = None) -> Certificate:
+        """The mean of the units' bounds."""
+        bounds = [unit.contraction(state) for unit in self.units]
+        return combined(bounds, _mean([bound.value for bound in bounds]))
+
+    def linearize(self, state: State) -> Linearization:
+        return _MeanLinearization([unit.linearize(state) for unit in self.units])
+
+    def gradient_map(self) -> tuple[Equation, float]:
+        return self, 1.0
+
+
+class _MeanLinearization(Linearization):
+    """`J = (1/L) Σ J_i`: symmetric, positive semidefinite."""
+
+    structure = "psd"
+
+    def __init__(self, parts: list[Linearization]) -> None:
+        self._parts = parts
+        self.symmetric = symmetric_psd(self.jvp)
+
+    def jvp(self, tangent: State) -> Tensor:
+        return _mean([part.jvp(tangent) for part in self._parts])
+
+    def vjp(self, cotangent: State) -> Tensor:
+        return self.jvp(cotangent)
+
+    def pullback(self, cotangent: State) -> Gradients:
+        assert isinstance(cotangent, Tensor)
+        share = cotangent / len(self._parts)
+        gradients: Gradients = ()
+        for part in self._parts:
+            gradients += part.pullback(share)
+        return gradients
+
+
+def _mean(states: Sequence[State]) -> Tensor:
+    total = states[0]
+    assert isinstance(total, Tensor)
+    for state in states[1:]:
+        total = torch.add(total, state)  # type: ignore[arg-type]
+    return total / len(states)

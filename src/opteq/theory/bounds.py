@@ -1,0 +1,128 @@
+"""Bounds of the papers as functions of the quantities they speak of.
+
+Each checks what can be checked of its assumptions and reports the others with its value. Bounds that
+are evaluated on a model instead are in `opteq.theory.lipschitz` and `opteq.theory.certificates`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from opteq.errors import ConfigError
+from opteq.results import Certificate
+
+
+def optequnit_generalization_bound(
+    margin: float,
+    input_norm: float,
+    norm: float,
+    gram_norm: float,
+    weights_norm: float,
+    width: int,
+    samples: int,
+    confidence: float = 0.95,
+) -> Certificate:
+    """How much the error of a one-layer OptEq classifier exceeds its empirical margin loss, by PAC-Bayes.
+
+    For `y = σ(WᵀW y + U x + b)`, logits `W_c y + b_c`, `μ` the largest norm of `U, W, W_c, b` and
+    `m = ‖WᵀW‖₂`, with probability `1 - δ` over `M` training samples (Li et al. 2023, Proposition 2)
+
+        L₀ ≤ L̂_η + 4 √((KL + ln(6M√M/δ)) / (M - 1)),
+        KL = 16 h ln(24h) (2μ³(B+1) + 2(1-m)μ(B+1) + (1-m)²)² N² / (η²(1-m)⁴).
+
+    These are the constants of the proof; the printed statement has lost its factors 2 and `B + 1`, and
+    those of the PAC-Bayes lemma. At the sizes in use the bound is far above 1: it orders models
+    and says nothing about one.
+
+    Args:
+        margin: `η`, by which the right class must lead.
+        input_norm: `B ≥ ‖x‖`.
+        norm: `μ`, below 1.
+        gram_norm: `m`, below 1.
+        weights_norm: `N`, with `N² = ‖WᵀW‖_F² + ‖U‖_F² + ‖b‖² + ‖W_c‖_F² + ‖b_c‖²`.
+        width: `h`, the largest number of rows or columns of the weights.
+        samples: `M`.
+        confidence: `1 - δ`.
+
+    Raises:
+        ConfigError: for numbers that the proposition does not admit.
+    """
+    _require(margin > 0, "margin", "positive", margin)
+    _require(0 < norm < 1, "norm", "in (0, 1)", norm)
+    _require(0 <= gram_norm < 1, "gram_norm", "in [0, 1)", gram_norm)
+    _require(input_norm >= 0, "input_norm", "at least 0", input_norm)
+    _require(weights_norm >= 0, "weights_norm", "at least 0", weights_norm)
+    _require(width >= 1, "width", "at least 1", width)
+    _require(samples >= 2, "samples", "at least 2", samples)
+    _require(0 < confidence < 1, "confidence", "in (0, 1)", confidence)
+    rest = 1 - gram_norm
+    sensitivity = 2 * norm * (input_norm + 1) * (norm**2 + rest) + rest**2
+    divergence = 16 * width * math.log(24 * width) * (sensitivity * weights_norm / (margin * rest**2)) ** 2
+    union = math.log(6 * samples**1.5 / (1 - confidence))
+    value = 4 * math.sqrt((divergence + union) / (samples - 1))
+    return Certificate(
+        torch.tensor(value, dtype=torch.float64),
+        "bound",
+        ("The activation is ReLU.", "Training samples are independent.", "Every input has ‖x‖ ≤ B."),
+    )
+
+
+def optequnit_similarity_bound(
+    x1: Tensor, x2: Tensor, variance: float, width: int, norm: float
+) -> Certificate:
+    """`κ = E[y(x_1)ᵀy(x_2)] ≤ n E[U²] ‖x_1‖‖x_2‖ / (2(1-μ²)²)`, over random `U`.
+
+    For `y = σ(WᵀW y + U x)` with `n` hidden units, `‖W‖ ≤ μ` and entries of `U` that are independent
+    `N(0, E[U²])`: `‖y‖ ≤ ‖σ(U x)‖ / (1-μ²)` and `E‖σ(U x)‖² = ½ n E[U²] ‖x‖²`; the inequality of Cauchy and
+    Schwarz does the rest. The printed bound (Li et al. 2023, Proposition 4) drops `n`, and its factor
+    `(sin θ + (π-θ) cos θ)/π` would make it zero at `x_2 = -x_1`, where `κ` is not.
+
+    Args:
+        x1: `(batch, features)`.
+        x2: `(batch, features)`.
+        variance: `E[U²]`.
+        width: `n`.
+        norm: `μ`, below 1.
+
+    Raises:
+        ConfigError: if `μ` is not in [0, 1).
+    """
+    _require(0 <= norm < 1, "norm", "in [0, 1)", norm)
+    lengths = torch.linalg.vector_norm(x1.double(), dim=1) * torch.linalg.vector_norm(x2.double(), dim=1)
+    return Certificate(
+        width * variance * lengths / (2 * (1 - norm**2) ** 2),
+        "bound",
+        ("The activation is ReLU.", "U is Gaussian and independent of W.", "There is no bias."),
+    )
+
+
+def kernel_weight_bound(
+    x1: Tensor, x2: Tensor, gamma: float, smallest: float, norm: float, state_norm: float
+) -> Certificate:
+    """`β_1β_2 ≤ e^{γB²‖W‖²} e^{-γσ_min(U)²‖x_1-x_2‖²/4}` for `β_i = e^{-γ‖U x_i - W y_i‖²}`.
+
+    What holds of Proposition 4 of Li et al. 2023 for the Gaussian map: unlike inputs cannot both be
+    close to their equilibria. From `‖a‖² + ‖b‖² ≥ ½‖a-b‖²` and `‖p-q‖² ≥ ½‖p‖² - ‖q‖²`, with
+    `‖y_1-y_2‖² ≤ 2B²` for nonnegative states.
+
+    Args:
+        x1: `(batch, features)`.
+        x2: `(batch, features)`.
+        gamma: `γ`, the same for both.
+        smallest: `σ_min(U)`.
+        norm: `‖W‖₂`.
+        state_norm: `B ≥ ‖y_1‖, ‖y_2‖`.
+    """
+    distance = (x1.double() - x2.double()).square().sum(1)
+    exponent = gamma * ((state_norm * norm) ** 2 - smallest**2 * distance / 4)
+    return Certificate(
+        exponent.exp(), "bound", ("The activation is ReLU, so that states are nonnegative.", "γ is fixed.")
+    )
+
+
+def _require(condition: bool, name: str, expected: str, got: object) -> None:
+    if not condition:
+        raise ConfigError(f"Expected `{name}` to be {expected}, got {got}.")

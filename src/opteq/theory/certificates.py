@@ -1,0 +1,112 @@
+"""What can be said for certain about a computed equilibrium."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opteq.equation import Equation
+from opteq.errors import ConfigError
+from opteq.layer import EquilibriumLayer
+from opteq.maps.similarity import SimilarityEquation
+from opteq.objectives.gaussian import GaussianSimilarity
+from opteq.operators.base import sharp_norms
+from opteq.results import Certificate, State, map_state
+from opteq.solvers.anderson import Anderson
+from opteq.solvers.base import row_norms, solve_fixed_point
+from opteq.solvers.space import Space
+from opteq.theory.lipschitz import CONCAVITY
+
+_REFERENCE = Anderson(tol=1e-12, max_steps=2000)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCertificate:
+    """What is known about the equilibria of one batch; every number is per sample, in float64.
+
+    Attributes:
+        state: the equilibrium `z` that the layer computed.
+        residual: `(batch,)` `‖T(z)-z‖ / ‖T(z)‖`.
+        contraction: bound on the Lipschitz constant of `T`; below 1 the equilibrium is unique.
+        local_contraction: bound on `‖J‖` at `z`.
+        distance: bound on `‖z - z*‖`; infinite where none is known.
+        distance_to_reference: estimate of `‖z - z*‖` from a solve to a residual of 1e-12; NaN where
+            that one did not converge.
+        objective: `(batch,)` hidden objective at `z`; None for maps without one.
+        objective_at_reference: the same at the tightly solved equilibrium.
+    """
+
+    state: State
+    residual: Tensor
+    contraction: Certificate
+    local_contraction: Certificate
+    distance: Certificate
+    distance_to_reference: Certificate
+    objective: Tensor | None
+    objective_at_reference: Tensor | None
+
+
+@torch.no_grad()
+def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
+    """Certify the equilibria that a layer finds for a batch of inputs.
+
+    The layer runs as it is; its answer is then examined in float64, with the same weights. Where `T`
+    contracts with constant `L < 1`, the Banach fixed-point theorem gives
+    `‖z - z*‖ ≤ ‖T(z) - z‖ / (1 - L)`. Gaussian kernel maps have a sharper bound, see
+    `distance_factor`.
+
+    Args:
+        layer: the layer.
+        x: a batch of inputs.
+
+    Raises:
+        ConfigError: for a map whose readout is not its state.
+    """
+    equation, computed = layer.bind(x), layer.solve(x).value
+    if equation.readout(computed) is not computed:
+        raise ConfigError(
+            f"{type(layer.map).__name__} reads out something else than its state, which is what is certified."
+        )
+    equation = equation.with_tensors(tuple(t.detach().double() for t in equation.tensors))
+    z = map_state(Tensor.double, computed)
+    space = Space(z)
+    image = space.flatten(equation(z))
+    change = row_norms(image - space.flatten(z))
+    reference, info = solve_fixed_point(equation, z, _REFERENCE)
+    gap = row_norms(space.flatten(reference) - space.flatten(z))
+    with sharp_norms(layer.map):
+        contraction, local = equation.contraction(), equation.contraction(z)
+        factor = distance_factor(equation)
+    objective = at_reference = None
+    if equation.has_energy:
+        objective = equation.energy(z)
+        at_reference = equation.energy(reference).where(info.converged, torch.nan)
+    return LayerCertificate(
+        computed,
+        change / row_norms(image).clamp(min=torch.finfo(torch.float64).tiny),
+        contraction,
+        local,
+        Certificate(change * factor.value, factor.kind, factor.assumptions),
+        Certificate(gap.where(info.converged, torch.nan), "estimate", ("The reference is the equilibrium.",)),
+        objective,
+        at_reference,
+    )
+
+
+def distance_factor(equation: Equation) -> Certificate:
+    """`(batch,)` `κ` with `‖z - z*‖ ≤ κ ‖T(z) - z‖`; infinite where none is known.
+
+    `1 / (1 - L)` where `T` contracts with constant `L`. A Gaussian similarity with `∇²S ⪯ h I` and
+    `‖∇²S‖ ≤ s` makes `G = f + ½‖·‖² - S` strongly convex with modulus `m = 1 - h`, `h = 2e^{-3/2}s`.
+    The image `p = T(y)` has the subgradient `(∇S(y) - ∇S(p))`, no longer than `s‖y - p‖`, hence
+    `‖p - y*‖ ≤ (s/m)‖y - p‖` and `κ = 1 + s/m`, which stays finite up to `s = 2.24`.
+    """
+    contraction = equation.contraction()
+    value = torch.where(contraction.value < 1, 1 / (1 - contraction.value), torch.inf)
+    if isinstance(equation, SimilarityEquation) and isinstance(equation.similarity, GaussianSimilarity):
+        s = equation.similarity.hessian_bound().value
+        modulus = 1 - CONCAVITY * s
+        value = torch.minimum(value, torch.where(modulus > 0, 1 + s / modulus, torch.inf))
+    return Certificate(value, contraction.kind, contraction.assumptions)

@@ -1,0 +1,36 @@
+"""The hidden objective of a unit in closed form."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opteq.errors import ConfigError
+from opteq.maps.optequnit import OptEqEquation
+from opteq.operators.dense import Dense
+
+
+def closed_form_objective(equation: OptEqEquation, z: Tensor) -> Tensor:
+    """`(batch,)` `φ(z) = (1/μ)1ᵀσ̃*(μW⁻ᵀz) - ⟨c, W⁻ᵀz⟩ - ½‖z‖²` (Xie et al. 2022, Eq. 4).
+
+    `σ̃*(v) = f(v) + ½v²`; for ReLU `φ` is a quadratic on the cone `W⁻ᵀz ≥ 0` and infinite outside it. For
+    other operators use `equation.energy`, the dual `Q`, which has the same minimisers.
+
+    Raises:
+        ConfigError: if `W` is not a square invertible dense matrix.
+    """
+    if not isinstance(equation.operator, Dense):
+        raise ConfigError(
+            "The closed form needs a dense `W`; use `energy`, which has the same minimisers, for others."
+        )
+    (weight,) = equation.weights
+    if weight.shape[0] != weight.shape[1] or torch.linalg.matrix_rank(weight) < len(weight):
+        raise ConfigError(
+            f"The closed form needs a square invertible `W`, got one of shape {tuple(weight.shape)}"
+            f" and rank {int(torch.linalg.matrix_rank(weight))}; use `energy`, which has the same minimisers."
+        )
+    lifted = torch.linalg.solve(weight.mT, z.mT).mT
+    y = equation.mu * lifted
+    conjugate = equation.activation.penalty(y) + 0.5 * y.square()
+    terms = conjugate / equation.mu - equation.injection * lifted - 0.5 * z.square()
+    return terms.sum(1)

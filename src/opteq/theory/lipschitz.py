@@ -1,0 +1,170 @@
+"""Bounds on how much equilibria, and the networks around them, change with their input."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from opteq.errors import ConfigError
+from opteq.layer import EquilibriumLayer
+from opteq.maps.base import EquilibriumMap, state_shape
+from opteq.maps.deep import DeepOptEq
+from opteq.maps.gaussian import GaussianMap
+from opteq.maps.optequnit import OptEqUnit
+from opteq.objectives.gaussian import GaussianSimilarity
+from opteq.operators.base import LinearOperator, sharp_norms
+from opteq.operators.conv import circular_norm
+from opteq.results import Certificate
+
+CONCAVITY = 2 * math.exp(-1.5)
+"""`A = e^{-u}(I - 2γrrᵀ)` with `u = γ‖r‖²` has no eigenvalue below minus this, reached at `u = 3/2`."""
+
+
+@torch.no_grad()
+def equilibrium_lipschitz(map: EquilibriumMap, x: Tensor) -> Certificate:
+    """A Lipschitz constant of `x ↦ z*(x)`, in Euclidean norms, for inputs shaped like `x`.
+
+    With `s = ‖W‖`, slopes `D` of the activation in `[0, L_σ]` and `c = U x + b`, differentiating the
+    equilibrium gives
+
+    - for `OptEqUnit`, `dz = B(μI - BᵀB)⁻¹D^½ dc` with `B = WᵀD^½`, `‖B‖² ≤ L_σs²`, hence
+      `‖U‖ · L_σs / (μ - L_σs²)`. It is attained where every slope is `L_σ`, as by a ReLU whose units
+      are all active, so that `s` and `‖U‖` alone allow no smaller one;
+    - for `GaussianMap` with fixed `γ`, `dy = D^½(I + D^½WᵀAWD^½)⁻¹D^½WᵀA dc` with
+      `-2e^{-3/2}I ⪯ A ⪯ I`, hence `‖U‖ · L_σs / (1 - 2e^{-3/2}L_σs²)`; patches put `‖W_h‖²` beside `s`
+      and `s²`. Any admissible activation will do, where Li et al. 2023, Proposition 3, ask for a ReLU;
+    - for `DeepOptEq`, whose map has constants `a` in `x` and `q` in `z`, `a / (1 - q)`.
+
+    Args:
+        map: an `OptEqUnit`, a `DeepOptEq` or a `GaussianMap`.
+        x: a batch of inputs; only its shape matters.
+
+    Raises:
+        ConfigError: for other maps, an adaptive `γ` (which changes with `x`), norms too large for a
+            bound, or a `U` without a known Lipschitz constant.
+    """
+    with sharp_norms(map):
+        match map:
+            case OptEqUnit():
+                push, pull = _unit_rates(map, x)
+            case DeepOptEq():
+                push, pull = _deep_rates(map, x)
+            case GaussianMap():
+                push, pull = _gaussian_rates(map, x)
+            case _:
+                raise ConfigError(f"No Lipschitz bound is known for {type(map).__name__}.")
+    if pull >= 1:
+        raise ConfigError(
+            "No Lipschitz bound holds for weights this large; keep ‖W‖ smaller with `max_norm`."
+        )
+    value = torch.tensor(push / (1 - pull), dtype=torch.float64)
+    return Certificate(value, "bound", ("Inputs are shaped like `x`.",))
+
+
+def _unit_rates(unit: OptEqUnit, x: Tensor) -> tuple[float, float]:
+    """Lipschitz constants of `T` in `x` and in `z`."""
+    equation = unit.bind(x)
+    shape = state_shape(equation.operator, equation.injection)
+    s = equation.operator.norm_bound(shape, equation.weights).item()
+    steepness = equation.activation.lipschitz * s / equation.mu
+    return steepness * _bound(unit.injection.operator, x), steepness * s
+
+
+def _deep_rates(deep: DeepOptEq, x: Tensor) -> tuple[float, float]:
+    push, pull = 0.0, 1.0
+    for unit, skip in zip(deep.units, deep.skips, strict=True):
+        alpha = float(skip())
+        unit_push, unit_pull = _unit_rates(unit, x)
+        step = alpha * unit_pull + 1 - alpha
+        push, pull = step * push + alpha * unit_push, step * pull
+    return push, pull
+
+
+def _gaussian_rates(map: GaussianMap, x: Tensor) -> tuple[float, float]:
+    if map.gamma == "adaptive":
+        raise ConfigError(
+            "No Lipschitz bound is known for an adaptive `gamma`, which changes with the input; fix it."
+        )
+    equation = map.bind(x)
+    similarity = equation.similarity
+    assert isinstance(similarity, GaussianSimilarity)
+    s = similarity.operator.norm_bound(tuple(similarity.zero.shape[1:]), similarity.weights).item()
+    curvature = equation.contraction().value.max().item()  # L_σ s² ‖W_h‖²
+    push = curvature / s * _bound(map.injection.operator, x) if s else 0.0
+    return push, CONCAVITY * curvature
+
+
+@torch.no_grad()
+def lipschitz_bound(module: nn.Module, x: Tensor) -> Certificate:
+    """A Lipschitz constant of a network in Euclidean norms: the product over its stages.
+
+    Covers opteq's operators and equilibrium layers, linear and convolutional layers, batch norm and
+    dropout in eval mode, average pooling, the usual 1-Lipschitz activations, `nn.Sequential` of these,
+    and modules that list such stages as `stages`.
+
+    Args:
+        module: the network, in eval mode.
+        x: a batch of inputs; only its shape matters.
+
+    Raises:
+        ConfigError: for a part that has no known constant; the message names it.
+    """
+    value = torch.tensor(_bound(module, x), dtype=torch.float64)
+    return Certificate(value, "bound", ("Inputs are shaped like `x`.",))
+
+
+def stages_of(module: nn.Module) -> list[nn.Module]:
+    """The modules that `module` applies one after the other, nested sequences unfolded."""
+    stages = module if isinstance(module, nn.Sequential) else getattr(module, "stages", None)
+    if stages is None:
+        return [module]
+    assert isinstance(stages, Iterable)
+    return [part for stage in stages for part in stages_of(stage)]
+
+
+def _bound(module: nn.Module, x: Tensor) -> float:
+    value = 1.0
+    for stage in stages_of(module):
+        value *= _stage_bound(stage, x)
+        x = stage(x)
+    return value
+
+
+def _stage_bound(stage: nn.Module, x: Tensor) -> float:
+    match stage:
+        case EquilibriumLayer():
+            return equilibrium_lipschitz(stage.map, x).value.item()
+        case LinearOperator():
+            return stage.norm_bound(tuple(x.shape[1:])).item()
+        case nn.Linear():
+            return torch.linalg.matrix_norm(stage.weight.double(), 2).item() * (1 + 1e-12)
+        case nn.Conv2d(padding_mode="zeros", dilation=(1, 1)):
+            return circular_norm(stage.weight, stage.groups, tuple(x.shape[2:])).item()
+        case nn.BatchNorm1d() | nn.BatchNorm2d() | nn.Dropout() | nn.Dropout2d() if stage.training:
+            raise ConfigError(f"{stage} has a Lipschitz constant in eval mode only; call eval() first.")
+        case nn.BatchNorm1d() | nn.BatchNorm2d() if stage.running_var is not None:
+            scale = (stage.running_var.double() + stage.eps).rsqrt()
+            weight = torch.ones_like(scale) if stage.weight is None else stage.weight.double()
+            return (weight * scale).abs().max().item()
+        case nn.AvgPool2d(count_include_pad=True) | nn.AdaptiveAvgPool2d():
+            return _averaging_norm(stage, x)
+        case nn.Identity() | nn.Flatten() | nn.ZeroPad2d() | nn.Dropout() | nn.Dropout2d():
+            return 1.0
+        case nn.ReLU() | nn.Tanh() | nn.Sigmoid() | nn.Hardtanh() | nn.Softplus() | nn.Softshrink():
+            return 1.0
+        case nn.LeakyReLU(negative_slope=slope) | nn.ELU(alpha=slope) if 0 <= slope <= 1:
+            return 1.0
+        case _:
+            raise ConfigError(f"No Lipschitz constant is known for {stage}.")
+
+
+def _averaging_norm(pool: nn.Module, x: Tensor) -> float:
+    """The Schur test: a matrix of numbers `≥ 0` has a norm of at most √(row sum · column sum)."""
+    with torch.enable_grad():
+        ones = torch.ones(1, 1, *x.shape[2:], dtype=torch.float64, device=x.device, requires_grad=True)
+        rows = pool(ones)
+        (columns,) = torch.autograd.grad(rows.sum(), ones)
+    return math.sqrt(rows.max().item() * columns.max().item()) * (1 + 1e-12)

@@ -1,0 +1,89 @@
+"""A checker for proximal operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opteq.errors import ShapeError
+
+_LARGEST_STATE = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class ProximalReport:
+    """How far a map's Jacobian `J` is from that of a proximal operator, point by point.
+
+    Attributes:
+        asymmetry: `(points,)` norm of `½(J - Jᵀ)`; zero for a gradient.
+        smallest: `(points,)` smallest eigenvalue of `½(J + Jᵀ)`; at least zero for a convex potential.
+        norm: `(points,)` `‖J‖₂`; at most one for a nonexpansive map.
+        tolerance: by how much each may be off.
+    """
+
+    asymmetry: Tensor
+    smallest: Tensor
+    norm: Tensor
+    tolerance: float
+
+    @property
+    def is_proximal(self) -> Tensor:
+        """`(points,)` whether the map looks like a proximal operator at a point."""
+        symmetric = self.asymmetry <= self.tolerance
+        return symmetric & (self.smallest >= -self.tolerance) & (self.norm <= 1 + self.tolerance)
+
+    def __str__(self) -> str:
+        count = int(self.is_proximal.sum())
+        return (
+            f"a proximal operator at {count} of {len(self.norm)} points: asymmetry at most"
+            f" {self.asymmetry.max().item():.2g}, eigenvalues at least {self.smallest.min().item():.2g},"
+            f" norm at most {self.norm.max().item():.4g}"
+        )
+
+
+def check_proximal(
+    function: Callable[[Tensor], Tensor], points: Tensor, tolerance: float = 1e-6
+) -> ProximalReport:
+    """Look whether a map is a proximal operator, at sampled points.
+
+    A map is the proximal operator of a convex function if and only if it is nonexpansive and the
+    gradient of a convex function (Moreau 1965); where it is differentiable, its Jacobian is then
+    symmetric, positive semidefinite and of norm at most 1 (Xie et al. 2022, Lemmas 5-6). One point
+    where this fails refutes the map; points where it holds do not prove it.
+
+    Args:
+        function: `(batch, ...) ↦ (batch, ...)` sample by sample, such as an `Equation`.
+        points: `(points, ...)`, float64 for the default tolerance.
+        tolerance: by how much symmetry, semidefiniteness and norm may be off.
+
+    Raises:
+        ShapeError: if the map changes the shape, or has more than 2048 entries per sample.
+    """
+    count = points[0].numel()
+    if count > _LARGEST_STATE:
+        raise ShapeError(
+            f"The check builds whole Jacobians: expected at most {_LARGEST_STATE} entries per point,"
+            f" got {count}; use smaller images or fewer channels."
+        )
+    with torch.enable_grad():
+        points = points.detach().requires_grad_()
+        values = function(points)
+        if values.shape != points.shape:
+            raise ShapeError(
+                f"Expected a map that keeps the shape {tuple(points.shape)}, got {tuple(values.shape)}."
+            )
+        rows = [
+            torch.autograd.grad(entry, points, retain_graph=True, materialize_grads=True)[0].flatten(1)
+            for entry in values.flatten(1).sum(0)
+        ]
+    jacobian = torch.stack(rows, dim=1)
+    symmetric, skew = 0.5 * (jacobian + jacobian.mT), 0.5 * (jacobian - jacobian.mT)
+    return ProximalReport(
+        torch.linalg.matrix_norm(skew, 2),
+        torch.linalg.eigvalsh(symmetric)[:, 0],
+        torch.linalg.matrix_norm(jacobian, 2),
+        tolerance,
+    )

@@ -1,0 +1,63 @@
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def load(name):
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+def test_examples_are_short(path):
+    assert len(path.read_text(encoding="utf-8").splitlines()) < 80
+
+
+def test_certified_digits(capsys):
+    load("certified_digits").main(epochs=4)
+    output = capsys.readouterr().out
+    accuracy, *certified = [
+        float(line.split()[1].rstrip("%")) for line in output.splitlines() if "accuracy" in line
+    ]
+    assert accuracy > 70
+    assert accuracy > certified[0] > 0
+    assert certified == sorted(certified, reverse=True)
+
+
+def test_convert_network():
+    assert load("convert_network").main() <= 1e-5
+
+
+def test_global_convergence_draws_its_figure(tmp_path, capsys):
+    load("global_convergence").main(tmp_path / "figure.png", steps=5)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "over-parametrised: loss 2.3" in capsys.readouterr().out
+
+
+@pytest.mark.spec("R4.4")
+def test_gradient_descent_on_a_wide_model_converges_linearly_with_weights_that_stay():
+    train = load("global_convergence").train
+    losses, norms = train(60, 120, 120)
+    assert losses[-1] < 1e-8 * losses[0]
+    # A linear rate: the logarithm falls along a straight line once the transient is over.
+    steps = torch.arange(40, 120, dtype=torch.float64)
+    logs = losses[40:].double().log()
+    slope = ((steps - steps.mean()) * (logs - logs.mean())).sum() / (steps - steps.mean()).square().sum()
+    line = logs.mean() + slope * (steps - steps.mean())
+    assert slope < -0.1
+    assert (logs - line).abs().max() < 0.5
+    # A small set: no norm moves by more than a few hundredths, and all stay below 1.
+    assert ((norms / norms[0]).log().abs() < 0.03).all()
+    assert (norms < 0.6).all()
+
+
+@pytest.mark.spec("R4.4")
+def test_a_narrow_model_has_no_such_rate():
+    losses, _ = load("global_convergence").train(3, 4, 120)
+    assert losses[-1] > 0.1 * losses[0]

@@ -1,0 +1,271 @@
+"""The unit is the proximal operator that theory says it is."""
+
+import cvxpy as cp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from opteq import Anderson, AveragePool, Conv2d, Dense, EquilibriumLayer, OptEqUnit, Picard
+from opteq.activations import Activation
+from opteq.errors import ConfigError, ShapeError
+from opteq.maps.optequnit import OptEqEquation
+from tests.conformance.instances import ACTIVATIONS, seeded
+from tests.conformance.reference import jacobian, random
+
+seeds = st.integers(0, 10_000)
+every_activation = pytest.mark.parametrize("activation", ACTIVATIONS, ids=repr)
+every_mu = pytest.mark.parametrize("mu", [1.0, 2.5])
+EXACT = Anderson(tol=1e-13, max_steps=3000)
+
+
+def unit(activation: Activation | str = "relu", mu: float = 1.0, hidden: int = 6, seed: int = 0) -> OptEqUnit:
+    """A unit with a dense `W` (4 → hidden), singular values up to `0.95 √μ`, never constrained."""
+    module = seeded(
+        lambda: OptEqUnit(Dense(4, hidden), Dense(3, hidden), activation, mu=mu, max_norm=None), seed
+    )
+    with torch.no_grad():
+        left, _, right = torch.linalg.svd(module.W.weights[0], full_matrices=False)
+        values = mu**0.5 * torch.linspace(0.95, 0.3, min(4, hidden), dtype=torch.float64)
+        module.W.weights[0].copy_(left @ torch.diag(values) @ right)
+        assert module.injection.bias is not None
+        module.injection.bias.copy_(random(hidden, seed=seed))
+    return module
+
+
+def equation_of(module: OptEqUnit, batch: int = 5, seed: int = 0) -> OptEqEquation:
+    return module.bind(2 * random(batch, 3, seed=seed)).detach()
+
+
+def matrix(equation: OptEqEquation) -> Tensor:
+    return equation.weights[0]
+
+
+@every_activation
+@every_mu
+@pytest.mark.spec("R1.1")
+def test_values_are_those_of_the_formula(activation: Activation, mu: float):
+    module = unit(activation, mu)
+    x, z = random(5, 3), random(5, 4, seed=1)
+    (W,), U, b = module.W.weights, module.injection.operator.weight, module.injection.bias
+    expected = torch.stack([W.mT @ activation(W @ zi + U @ xi + b) / mu for xi, zi in zip(x, z, strict=True)])
+    torch.testing.assert_close(module.bind(x)(z), expected, rtol=1e-12, atol=1e-13)
+
+
+@every_activation
+@every_mu
+@given(seed=seeds, scale=st.sampled_from([0.1, 1.0, 10.0]))
+@settings(max_examples=10)
+@pytest.mark.spec("R1.2")
+def test_firmly_nonexpansive(activation: Activation, mu: float, seed: int, scale: float):
+    equation = equation_of(unit(activation, mu, seed=seed), batch=50)
+    a, b = scale * random(50, 4, seed=seed + 1), scale * random(50, 4, seed=seed + 2)
+    rise = equation(a) - equation(b)
+    assert (rise.square().sum(1) <= (rise * (a - b)).sum(1) + 1e-12 * scale**2).all()
+
+
+@every_activation
+@every_mu
+@pytest.mark.spec("R1.2", "R1.3")
+def test_the_map_is_a_gradient(activation: Activation, mu: float):
+    equation = equation_of(unit(activation, mu))
+    z = random(5, 4).requires_grad_()
+    psi = activation.potential(z @ matrix(equation).mT + equation.injection).sum() / mu
+    torch.testing.assert_close(torch.autograd.grad(psi, z)[0], equation(z).detach(), rtol=1e-11, atol=1e-12)
+    gradient = torch.autograd.grad(equation.energy(z).sum(), z)[0]
+    torch.testing.assert_close(gradient, (z - equation(z)).detach(), rtol=1e-11, atol=1e-12)
+
+
+@every_activation
+@pytest.mark.spec("R1.3")
+def test_the_energy_is_convex_with_slope_at_most_one(activation: Activation):
+    equation = equation_of(unit(activation))
+    hessian = jacobian(lambda z: z - equation(z), random(5, 4))
+    eigenvalues = torch.linalg.eigvalsh(hessian)
+    assert eigenvalues.min() >= -1e-13
+    assert eigenvalues.max() <= 1 + 1e-13
+
+
+def phi(equation: OptEqEquation, z: Tensor) -> Tensor:
+    """The explicit objective (OptEq, Eq. 4) for square invertible `W`; `σ̃* = f + ½(·)²`."""
+    v = torch.linalg.solve(matrix(equation).mT, z.mT).mT  # W⁻ᵀz
+    conjugate = equation.activation.penalty(equation.mu * v) + 0.5 * (equation.mu * v).square()
+    return conjugate.sum(1) / equation.mu - (equation.injection * v).sum(1) - 0.5 * z.square().sum(1)
+
+
+@every_activation
+@every_mu
+@pytest.mark.spec("R1.3")
+def test_both_objectives_agree_at_the_equilibrium(activation: Activation, mu: float):
+    module = unit(activation, mu, hidden=4)
+    equation = equation_of(module)
+    star = EquilibriumLayer(module, EXACT)(2 * random(5, 3)).detach()
+    assert torch.isfinite(equation.energy(star)).all()
+    # Feasible for indicators only up to rounding, so a step of the hidden state makes it so exactly.
+    hidden = activation(equation.preactivation(star))
+    torch.testing.assert_close(equation.hidden_energy(hidden), equation.energy(star), rtol=1e-9, atol=1e-10)
+    if not activation.indicator:
+        torch.testing.assert_close(phi(equation, star), equation.energy(star), rtol=1e-9, atol=1e-10)
+
+
+def solve(objective: cp.Expression, constraints: list[cp.Constraint]) -> None:
+    cp.Problem(cp.Minimize(objective), constraints).solve(
+        solver=cp.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11
+    )
+
+
+@every_mu
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.spec("R1.3")
+def test_the_relu_equilibrium_solves_the_quadratic_program(mu: float, seed: int):
+    # φ(z) = μ/2 ‖v‖² - ⟨c, v⟩ - ½‖z‖² over v = W⁻ᵀz ≥ 0.
+    module = unit(mu=mu, hidden=4, seed=seed)
+    equation = equation_of(module, seed=seed)
+    star = EquilibriumLayer(module, EXACT)(2 * random(5, 3, seed=seed)).detach().numpy()
+    inverse = np.linalg.inv(matrix(equation).numpy()).T
+    quadratic = mu * inverse.T @ inverse - np.eye(4)
+    assert np.linalg.eigvalsh(quadratic).min() > 0
+    active = 0
+    for c, expected in zip(equation.injection.numpy(), star, strict=True):
+        z = cp.Variable(4)
+        v = inverse @ z
+        solve(0.5 * cp.quad_form(z, cp.psd_wrap(quadratic)) - c @ v, [v >= 0])
+        np.testing.assert_allclose(z.value, expected, atol=1e-7)
+        active += int((inverse @ expected > 1e-6).sum())
+    assert 0 < active < 20  # neither all nor none of the constraints bind
+
+
+@every_mu
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.spec("R1.2")
+def test_the_relu_unit_is_the_proximal_operator_of_its_objective(mu: float, seed: int):
+    # argmin φ(u) + ½‖u - z‖² = argmin μ/2 ‖v‖² - ⟨c, v⟩ - ⟨z, u⟩ over v = W⁻ᵀu ≥ 0.
+    equation = equation_of(unit(mu=mu, hidden=4, seed=seed), seed=seed)
+    inverse = np.linalg.inv(matrix(equation).numpy()).T
+    points = 2 * random(5, 4, seed=seed + 1)
+    for c, z, expected in zip(
+        equation.injection.numpy(), points.numpy(), equation(points).numpy(), strict=True
+    ):
+        u = cp.Variable(4)
+        v = inverse @ u
+        solve(0.5 * mu * cp.sum_squares(v) - c @ v - z @ u, [v >= 0])
+        np.testing.assert_allclose(u.value, expected, atol=1e-7)
+
+
+@pytest.mark.spec("R1.3")
+def test_a_singular_weight_has_its_energy_all_the_same():
+    # Rank one, and wide: no inverse, but the equilibrium minimises Q.
+    module = unit(hidden=3)
+    with torch.no_grad():
+        module.W.weights[0].copy_(0.3 * torch.outer(random(3), random(4, seed=1)))
+    equation = equation_of(module)
+    star = EquilibriumLayer(module, EXACT)(2 * random(5, 3)).detach().requires_grad_()
+    assert torch.autograd.grad(equation.energy(star).sum(), star)[0].norm() < 1e-11
+    for i, c in enumerate(equation.injection.numpy()):
+        z, y = cp.Variable(4), cp.Variable(3)
+        # -σ̃ is concave, so the minimum is looked for in the hidden form: G(y), with z = Wᵀy.
+        W = matrix(equation).numpy()
+        solve(
+            0.5 * cp.quad_form(y, cp.psd_wrap(np.eye(3) - W @ W.T)) - c @ y,
+            [y >= 0, z == W.T @ y],
+        )
+        np.testing.assert_allclose(z.value, star[i].detach().numpy(), atol=1e-7)
+
+
+@every_activation
+@every_mu
+@pytest.mark.spec("R1.4")
+def test_the_reformulated_unit(activation: Activation, mu: float):
+    module = unit(activation, mu)
+    equation = equation_of(module)
+    W, c = matrix(equation), equation.injection
+    # Its own plain iteration, on y.
+    y = torch.zeros(5, 6, dtype=torch.float64)
+    for _ in range(3000):
+        y = activation(y @ (W @ W.mT) / mu + c)
+    star = EquilibriumLayer(module, EXACT)(2 * random(5, 3)).detach()
+    torch.testing.assert_close(y @ W / mu, star, rtol=1e-9, atol=1e-10)
+
+    # Least at y* among feasible points (values of σ), and equal to the energy of z*.
+    energy = equation.hidden_energy(y)
+    terms = activation.penalty(y) + 0.5 * y.square() - c * y
+    by_hand = (terms.sum(1) - (y @ W).square().sum(1) / (2 * mu)) / mu
+    torch.testing.assert_close(energy, by_hand, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(energy, equation.energy(star), rtol=1e-9, atol=1e-10)
+    for seed in range(30):
+        step = 10.0 ** (-(seed % 3)) * random(5, 6, seed=seed)
+        other = activation(y @ (W @ W.mT) / mu + c + step)
+        different = (other - y).norm(dim=1) > 1e-3
+        assert (equation.hidden_energy(other) > energy)[different].all()
+
+
+@pytest.mark.parametrize("activation", ["softplus", "strongly_monotone", "tanh", "elu"])
+@every_mu
+@pytest.mark.spec("R1.4")
+def test_the_reformulated_unit_is_stationary(activation: str, mu: float):
+    module = unit(activation, mu)
+    equation = equation_of(module)
+    star = EquilibriumLayer(module, EXACT)(2 * random(5, 3)).detach()
+    y = equation.activation(equation.preactivation(star)).requires_grad_()
+    gradient = torch.autograd.grad(equation.hidden_energy(y).sum(), y)[0]
+    assert gradient.abs().max() < 1e-9
+
+
+@every_activation
+@pytest.mark.spec("R1.2")
+def test_the_energy_falls_along_the_plain_iteration(activation: Activation):
+    solution = EquilibriumLayer(
+        unit(activation), Picard(tol=1e-6, max_steps=40), on_unconverged="count"
+    ).solve(2 * random(5, 3), trace=True)
+    assert solution.trace is not None
+    energy = solution.trace.energy
+    assert energy is not None
+    assert (energy.diff(dim=1) <= 1e-13).all()
+    assert (energy[:, 0] - energy[:, -1] > 1e-3).all()
+
+
+@given(seed=seeds)
+@settings(max_examples=20)
+@pytest.mark.spec("R1.1")
+def test_the_certificate_is_sharp_for_a_linear_unit(seed: int):
+    equation = equation_of(unit("identity", mu=1.7, seed=seed))
+    true = torch.linalg.matrix_norm(jacobian(equation, random(5, 4)), 2)
+    torch.testing.assert_close(equation.contraction().value, true, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (
+            lambda: OptEqUnit(torch.nn.Conv2d(2, 2, 3), Conv2d(2, 2)),
+            r"opteq operator .*for `W`, got torch\.nn.*Conv2d",
+        ),
+        (lambda: OptEqUnit(Conv2d(2, 3), Conv2d(2, 4)), "produce the 3 channels that `W` produces, got 4"),
+        (lambda: OptEqUnit(Dense(2, 3), Dense(2, 3), mu=0.0), "`mu` to be positive, got 0"),
+        (lambda: OptEqUnit(Dense(2, 3), Dense(2, 3), max_norm=-1.0), "`max_norm` to be positive or None"),
+        (lambda: OptEqUnit(Dense(2, 3), Dense(2, 3), "swish"), "`activation` to be one of identity, relu"),
+        (lambda: OptEqUnit(Dense(2, 3), "U"), "Expected `U` to be an opteq operator or a torch module"),
+    ],
+)
+def test_impossible_units_are_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_an_operator_that_changes_the_size_is_refused():
+    module = OptEqUnit(AveragePool(2, 2), Conv2d(2, 2))
+    with pytest.raises(ShapeError, match=r"Expected `W` to produce \(2, 4, 4\) as `U` does, got \(2, 2, 2\)"):
+        module.bind(torch.zeros(1, 2, 4, 4))
+
+
+def test_any_module_may_inject():
+    stem = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, stride=2, padding=1), torch.nn.BatchNorm2d(4))
+    layer = EquilibriumLayer(OptEqUnit(Conv2d(3, 4), stem, bias=False))
+    z = layer(torch.randn(2, 1, 8, 8))
+    z.sum().backward()
+    assert z.shape == (2, 3, 4, 4)
+    assert all(p.grad is not None and p.grad.any() for p in stem.parameters())
+    with pytest.raises(ShapeError, match=r"Expected `U` to give \(batch, 4, ...\), got \(2, 5"):
+        OptEqUnit(Conv2d(3, 4), torch.nn.Conv2d(1, 5, 3)).bind(torch.randn(2, 1, 8, 8))

@@ -1,0 +1,136 @@
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from opteq.errors import ConfigError
+from opteq.models.loading import ModelCard, build, load, save_network
+
+SPEC = {
+    "class_path": "opteq.models.classifier.OptEqClassifier",
+    "init_args": {
+        "in_channels": 1,
+        "classes": 3,
+        "channels": 4,
+        "hidden": 4,
+        "solver": {"class_path": "opteq.solvers.picard.Picard", "init_args": {"tol": 1e-5, "max_steps": 70}},
+        "gradient": {"class_path": "opteq.gradients.onestep.OneStep"},
+    },
+}
+CARD = ModelCard(SPEC, ("a", "b", "c"), 1, 8, (0.3,), (0.4,))
+
+
+@pytest.fixture
+def network():
+    torch.manual_seed(0)
+    network = build(SPEC)
+    # Statistics of the norms other than those of a new network.
+    network(torch.randn(8, 1, 8, 8))
+    return network
+
+
+@pytest.fixture
+def run(tmp_path, network):
+    save_network(tmp_path, network, CARD)
+    return tmp_path
+
+
+def test_loads_the_network_in_eval_mode(run, network):
+    loaded = load(run)
+    x = torch.randn(5, 1, 8, 8)
+    assert not loaded.training
+    torch.testing.assert_close(loaded(x), network.eval()(x), rtol=0, atol=0)
+    assert loaded.equilibrium_layers[0].solver.max_steps == 70
+    assert type(loaded.equilibrium_layers[0].gradient).__name__ == "OneStep"
+
+
+def test_opteq_load_is_public(run):
+    import opteq
+
+    assert type(opteq.load(str(run))).__name__ == "OptEqClassifier"
+
+
+def test_card_round_trip(run):
+    card = ModelCard.read(run)
+    assert card.network == SPEC
+    assert list(card.class_names) == ["a", "b", "c"]
+    assert (card.in_channels, card.image_size, list(card.mean), list(card.std)) == (1, 8, [0.3], [0.4])
+
+
+def test_shared_weights_are_saved(tmp_path, network):
+    network.head[1].weight = torch.nn.Parameter(network.stem[0].weight.new_zeros(3, 4))
+    network.norm.weight = network.norm.bias
+    save_network(tmp_path, network, CARD)
+    assert load(tmp_path).norm.weight.tolist() == network.norm.bias.tolist()
+
+
+@pytest.mark.parametrize("class_path", ["os.system", "torch.nn.Linear", "opteqx.Foo", "tests.Foo", "Foo", ""])
+def test_foreign_classes_are_refused(class_path):
+    with pytest.raises(ConfigError, match="only classes of opteq"):
+        build({"class_path": class_path, "init_args": {}})
+
+
+@pytest.mark.parametrize("name", ["Path", "json", "importlib", "load"])
+def test_what_a_module_of_opteq_imports_or_defines_besides_classes_is_refused(name):
+    with pytest.raises(ConfigError, match="not a class of opteq"):
+        build({"class_path": f"opteq.models.loading.{name}"})
+
+
+def test_foreign_classes_are_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "evil.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'trace')!r}).touch()")
+    monkeypatch.syspath_prepend(tmp_path)
+    nested = {**SPEC, "init_args": {"solver": {"class_path": "evil.Solver"}}}
+    with pytest.raises(ConfigError, match=r"evil\.Solver"):
+        build(nested)
+    assert not (tmp_path / "trace").exists()
+
+
+@pytest.mark.parametrize("class_path", ["opteq.nowhere.Foo", "opteq.models.classifier.Foo"])
+def test_unknown_classes_of_opteq(class_path):
+    with pytest.raises(ConfigError, match=f"no {class_path}"):
+        build({"class_path": class_path})
+
+
+def test_unknown_arguments(run):
+    card = json.loads((run / "model.json").read_text())
+    card["network"]["init_args"]["chanels"] = 3
+    (run / "model.json").write_text(json.dumps(card))
+    with pytest.raises(ConfigError, match="chanels"):
+        load(run)
+
+
+def test_a_solver_is_not_a_network(run):
+    card = json.loads((run / "model.json").read_text())
+    card["network"] = SPEC["init_args"]["solver"]
+    (run / "model.json").write_text(json.dumps(card))
+    with pytest.raises(ConfigError, match="does not describe a network"):
+        load(run)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"network": {}}'])
+def test_damaged_card(run, text):
+    (run / "model.json").write_text(text)
+    with pytest.raises(ConfigError, match=r"model\.json is damaged"):
+        load(run)
+
+
+@pytest.mark.parametrize("kept", [0, 4, 200, -1])
+def test_truncated_weights(run, kept):
+    path: Path = run / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(ConfigError, match=r"model\.safetensors is missing, truncated"):
+        load(run)
+
+
+def test_weights_of_another_model(run):
+    card = json.loads((run / "model.json").read_text())
+    card["network"]["init_args"]["channels"] = 8
+    (run / "model.json").write_text(json.dumps(card))
+    with pytest.raises(ConfigError, match="of another model"):
+        load(run)
+
+
+def test_not_a_run(tmp_path):
+    with pytest.raises(ConfigError, match="no trained model"):
+        load(tmp_path / "nowhere")

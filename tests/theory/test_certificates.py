@@ -1,0 +1,131 @@
+import pytest
+import torch
+
+from opteq import (
+    Anderson,
+    Conv2d,
+    DeepOptEq,
+    Dense,
+    EquilibriumLayer,
+    GaussianMap,
+    Nesterov,
+    OptEqUnit,
+    Patches,
+    Unrolled,
+)
+from opteq.theory.certificates import certify
+
+
+def optequnit():
+    unit = OptEqUnit(Dense(7, 9), Dense(5, 9), max_norm=0.95)
+    unit.W.weight.data *= 10
+    return unit, (5,)
+
+
+def convolutional_optequnit():
+    unit = OptEqUnit(Conv2d(3, 4), Conv2d(2, 4), activation="softplus", mu=1.5, max_norm=1.2)
+    unit.W.weight.data *= 10
+    return unit, (2, 5, 6)
+
+
+def gaussian():
+    unit = GaussianMap(Dense(7, 9), Dense(5, 9), gamma=0.05, max_norm=0.98)
+    unit.W.weight.data *= 10
+    return unit, (5,)
+
+
+def gaussian_with_patches():
+    unit = GaussianMap(Conv2d(3, 4), Conv2d(2, 4), Patches(2, 2), hidden=6, max_norm=0.9)
+    unit.W.weight.data *= 10
+    return unit, (2, 4, 6)
+
+
+def deep():
+    units = [OptEqUnit(Dense(7, n), Dense(5, n), max_norm=0.9) for n in (4, 9, 6)]
+    for unit in units:
+        unit.W.weight.data *= 10
+    return DeepOptEq(units), (5,)
+
+
+MAPS = [optequnit, convolutional_optequnit, gaussian, gaussian_with_patches, deep]
+
+
+def long_iteration(equation):
+    z = equation.initial()
+    for _ in range(3000):
+        z = equation(z)
+    return z
+
+
+@pytest.mark.spec("R1.1", "R1.3", "R6.4")
+@pytest.mark.parametrize("make", MAPS)
+@pytest.mark.parametrize("options", [{"solver": Anderson(tol=1e-2)}, {"gradient": Unrolled(3)}])
+def test_the_distance_bound_holds_and_is_not_idle(make, options):
+    torch.manual_seed(0)
+    equilibrium_map, shape = make()
+    x = torch.randn(6, *shape)
+    layer = EquilibriumLayer(equilibrium_map, **options).eval()
+    # Everything once more in float64, with the weights that the layer uses in float32.
+    tensors = tuple(t.double() for t in layer.bind(x).detach().tensors)
+    certificate = certify(layer, x)
+    assert torch.equal(certificate.state, layer(x))
+
+    z = certificate.state.double()
+    equation = equilibrium_map.double().bind(x.double()).with_tensors(tensors)
+    equilibrium = long_iteration(equation)
+    distance = (z - equilibrium).flatten(1).norm(dim=1)
+    image = equation(z)
+    residual = (image - z).flatten(1).norm(dim=1) / image.flatten(1).norm(dim=1)
+
+    torch.testing.assert_close(certificate.residual, residual, rtol=1e-6, atol=1e-12)
+    torch.testing.assert_close(certificate.distance_to_reference.value, distance, rtol=1e-4, atol=1e-9)
+    assert (certificate.contraction.value < 1).all()
+    assert certificate.distance.kind == "bound"
+    assert (distance <= certificate.distance.value).all()
+    assert (certificate.distance.value <= 60 * distance).all()
+    if make is deep:
+        assert certificate.objective is None
+    else:
+        torch.testing.assert_close(certificate.objective, equation.energy(z), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(certificate.objective_at_reference, equation.energy(equilibrium))
+        assert (certificate.objective >= certificate.objective_at_reference - 1e-12).all()
+
+
+@pytest.mark.spec("R6.4")
+def test_kernel_maps_are_certified_beyond_contraction():
+    torch.manual_seed(0)
+    unit = GaussianMap(Dense(7, 9), Dense(5, 9), gamma=0.5, max_norm=1.4)
+    unit.W.weight.data *= 10
+    x = torch.randn(6, 5)
+    layer = EquilibriumLayer(unit, Nesterov(tol=1e-2, max_steps=300))
+    certificate = certify(layer, x)
+    assert (certificate.contraction.value > 1.9).all()
+    distance = certificate.distance_to_reference.value
+    assert (distance > 1e-6).any()
+    assert (distance <= certificate.distance.value).all()
+    assert torch.isfinite(certificate.distance.value).all()
+
+
+@pytest.mark.spec("R6.4")
+@pytest.mark.parametrize("make", [gaussian, gaussian_with_patches, optequnit, convolutional_optequnit])
+def test_contraction_bounds_against_the_jacobian(make):
+    torch.manual_seed(0)
+    equilibrium_map, shape = make()
+    x = torch.randn(1, *shape)
+    certificate = certify(EquilibriumLayer(equilibrium_map, Anderson(tol=1e-4)), x)
+    equation = equilibrium_map.double().bind(x.double())
+    z = certificate.state.double()
+    jacobian = torch.func.jacrev(equation)(z).reshape(z.numel(), z.numel())
+    norm = torch.linalg.matrix_norm(jacobian, 2)
+    assert norm <= certificate.local_contraction.value * (1 + 1e-6)
+    assert (certificate.local_contraction.value <= certificate.contraction.value).all()
+
+
+def test_no_bound_where_nothing_contracts():
+    torch.manual_seed(0)
+    unit = OptEqUnit(Dense(4, 4), Dense(3, 4), max_norm=None)
+    unit.W.weight.data *= 3
+    unit.norm_checked = True
+    certificate = certify(EquilibriumLayer(unit, on_unconverged="count"), torch.randn(5, 3))
+    assert (certificate.contraction.value > 1).all()
+    assert torch.isinf(certificate.distance.value).all()

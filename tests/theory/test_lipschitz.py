@@ -1,0 +1,194 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from opteq import (
+    AveragePool,
+    Conv2d,
+    DeepOptEq,
+    Dense,
+    EquilibriumLayer,
+    GaussianMap,
+    MoreauSkip,
+    OptEqUnit,
+    Patches,
+    Picard,
+)
+from opteq.errors import ConfigError
+from opteq.theory.lipschitz import equilibrium_lipschitz, lipschitz_bound
+
+
+def steepest_ratio(function, shape, scale, starts=8, steps=40):
+    """The largest `‖f(a) - f(b)‖ / ‖a - b‖` that sampling and gradient ascent find."""
+    a = (scale * torch.randn(starts, *shape, dtype=torch.float64)).requires_grad_()
+    b = (a.detach() + 0.1 * scale * torch.randn_like(a)).requires_grad_()
+    optimizer = torch.optim.Adam([a, b], lr=0.03 * scale)
+    best = 0.0
+    for _ in range(steps):
+        optimizer.zero_grad()
+        ratio = (function(a) - function(b)).flatten(1).norm(dim=1) / (a - b).flatten(1).norm(dim=1)
+        best = max(best, ratio.max().item())
+        (-(ratio + 1e-9).log().sum()).backward()
+        optimizer.step()
+    return best
+
+
+def solved(equilibrium_map, tol=1e-12):
+    return EquilibriumLayer(
+        equilibrium_map.double(), Picard(tol=tol, max_steps=2000, damping=0.6), on_unconverged="raise"
+    )
+
+
+@pytest.mark.spec("R1.1")
+@pytest.mark.parametrize(
+    ("activation", "mu"), [("relu", 1.0), ("tanh", 1.0), ("softplus", 2.5), ("sigmoid", 1.0)]
+)
+def test_no_pair_of_inputs_beats_the_bound_of_an_optequnit(activation, mu):
+    torch.manual_seed(0)
+    unit = OptEqUnit(Dense(4, 6), Dense(3, 6), activation, mu=mu, max_norm=0.8)
+    unit.W.weight.data *= 10
+    layer = solved(unit, 1e-8)
+    bound = equilibrium_lipschitz(unit, torch.zeros(1, 3, dtype=torch.float64))
+    assert bound.kind == "bound"
+    found = steepest_ratio(layer, (3,), 1.0)
+    assert 0.2 * bound.value < found <= bound.value
+
+
+@pytest.mark.spec("R2.1")
+@pytest.mark.parametrize("alpha", [1.0, (0.9, 0.6, 0.8)])
+def test_no_pair_of_inputs_beats_the_bound_of_a_deep_map(alpha):
+    torch.manual_seed(0)
+    units = [OptEqUnit(Dense(4, n), Dense(3, n), max_norm=0.8) for n in (5, 7, 6)]
+    for unit in units:
+        unit.W.weight.data *= 10
+    deep = DeepOptEq(units, alpha)
+    layer = solved(deep, 1e-8)
+    bound = equilibrium_lipschitz(deep, torch.zeros(1, 3, dtype=torch.float64)).value
+    found = steepest_ratio(layer, (3,), 1.0)
+    assert 0.1 * bound < found <= bound
+
+
+@pytest.mark.spec("R2.1")
+@pytest.mark.parametrize("alpha", [1.0, (0.9, 0.6, 0.8)])
+def test_the_bound_of_a_deep_map_is_attained(alpha):
+    # On the line, with positive weights, the equilibrium is linear in x and nothing is lost.
+    units = [OptEqUnit(Dense(1, 1), Dense(1, 1), "identity") for _ in range(3)]
+    for index, unit in enumerate(units):
+        unit.W.weight.data.fill_(0.5 + 0.1 * index)
+        unit.injection.operator.weight.data.fill_(1.0 + index)
+    deep = DeepOptEq(units, alpha)
+    x = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    z = solved(deep)(x)
+    slope = (z[1, 0] - z[0, 0]) / 2
+    torch.testing.assert_close(equilibrium_lipschitz(deep, x).value, slope.detach(), rtol=1e-8, atol=0)
+
+
+@pytest.mark.spec("R1.1")
+def test_the_bound_of_an_optequnit_is_attained():
+    # All units active, and U lifts along the leading left singular vector of W.
+    torch.manual_seed(0)
+    unit = OptEqUnit(Dense(4, 6), Dense(1, 6), mu=1.5, max_norm=0.9).double()
+    left, values, _ = torch.linalg.svd(unit.W.weight.data)
+    unit.W.weight.data *= 0.9 / values[0]
+    unit.injection.operator.weight.data = 2 * left[:, :1]
+    unit.injection.bias.data += 50.0
+    x = torch.tensor([[0.0], [0.1]], dtype=torch.float64)
+    z = solved(unit)(x)
+    ratio = (z[1] - z[0]).norm() / 0.1
+    torch.testing.assert_close(ratio, equilibrium_lipschitz(unit, x).value, rtol=1e-6, atol=0)
+
+
+def gaussian_dense():
+    return GaussianMap(Dense(4, 6), Dense(3, 6), gamma=0.7, bias=False, max_norm=1.3), (3,)
+
+
+def gaussian_patches():
+    unit = GaussianMap(Conv2d(2, 4), Conv2d(2, 4), Patches(2, 2), hidden=3, gamma=0.3, max_norm=0.9)
+    return unit, (2, 2, 4)
+
+
+def gaussian_tanh():
+    return GaussianMap(Dense(4, 6), Dense(3, 6), gamma=0.7, activation="tanh", max_norm=1.3), (3,)
+
+
+@pytest.mark.spec("R6.4")
+@pytest.mark.parametrize("make", [gaussian_dense, gaussian_patches, gaussian_tanh])
+def test_no_pair_of_inputs_beats_the_bound_of_a_gaussian_map(make):
+    torch.manual_seed(0)
+    unit, shape = make()
+    unit.W.weight.data *= 10
+    layer = solved(unit, 1e-8)
+    bound = equilibrium_lipschitz(unit, torch.zeros(1, *shape, dtype=torch.float64)).value
+    found = steepest_ratio(layer, shape, 0.5)
+    assert 0.05 * bound < found <= bound
+
+
+@pytest.mark.spec("R6.4")
+def test_the_bound_of_a_gaussian_map_in_closed_form():
+    torch.manual_seed(0)
+    unit = GaussianMap(Conv2d(2, 4), Conv2d(3, 4), Patches(2, 2), hidden=3, gamma=0.3).double()
+    x = torch.zeros(1, 3, 4, 4, dtype=torch.float64)
+    s, u = (
+        torch.linalg.matrix_norm(dense(op, (n, 4, 4)), 2)
+        for op, n in ((unit.W, 2), (unit.injection.operator, 3))
+    )
+    s = s.clamp(max=0.97)
+    h = torch.linalg.matrix_norm(unit.projection, 2).clamp(max=1.0)
+    expected = u * s * h**2 / (1 - 2 * math.exp(-1.5) * (s * h) ** 2)
+    torch.testing.assert_close(equilibrium_lipschitz(unit, x).value, expected.detach(), rtol=1e-5, atol=0)
+
+
+def dense(operator, shape):
+    basis = torch.eye(math.prod(shape), dtype=torch.float64).reshape(-1, *shape)
+    return operator(basis).flatten(1).mT
+
+
+def test_refuses_what_has_no_bound():
+    x = torch.zeros(1, 3)
+    with pytest.raises(ConfigError, match="adaptive `gamma`"):
+        equilibrium_lipschitz(GaussianMap(Dense(4, 6), Dense(3, 6)), x)
+    with pytest.raises(ConfigError, match="GELU"):
+        equilibrium_lipschitz(OptEqUnit(Dense(4, 6), nn.Sequential(nn.Linear(3, 6), nn.GELU())), x)
+    wide = OptEqUnit(Dense(4, 6), Dense(3, 6), max_norm=None)
+    wide.W.weight.data *= 10
+    wide.norm_checked = True
+    with pytest.raises(ConfigError, match=r"No Lipschitz bound holds .*max_norm"):
+        equilibrium_lipschitz(wide, x)
+    with pytest.raises(ConfigError, match="known for MoreauSkip"):
+        equilibrium_lipschitz(MoreauSkip(wide), x)
+    with pytest.raises(ConfigError, match=r"call eval\(\) first"):
+        lipschitz_bound(nn.BatchNorm1d(3), x)
+    with pytest.raises(ConfigError, match="Conv2d"):
+        lipschitz_bound(nn.Conv2d(3, 3, 3, padding_mode="circular"), torch.zeros(1, 3, 4, 4))
+
+
+STAGES = {
+    "linear": (nn.Linear(5, 7), (5,), 1e-9),
+    "operator": (Dense(5, 7), (5,), 1e-9),
+    "pooling operator": (AveragePool(2, 2), (2, 4, 6), 1e-9),
+    "strided convolution": (nn.Conv2d(2, 3, 3, stride=2, padding=1), (2, 5, 6), 1.0),
+    "padded convolution": (nn.Conv2d(2, 4, (3, 5), padding=4, groups=2), (2, 5, 6), 0.5),
+    "batch norm": (nn.BatchNorm2d(3), (3, 4, 4), 1e-9),
+    "average pool": (nn.AvgPool2d(2), (2, 4, 6), 1e-9),
+    "overlapping pool": (nn.AvgPool2d(3, 1, padding=1), (2, 4, 6), 0.5),
+    "adaptive pool": (nn.AdaptiveAvgPool2d(1), (2, 4, 6), 1e-9),
+    "uneven adaptive pool": (nn.AdaptiveAvgPool2d(2), (2, 5, 5), 0.6),
+    "sequence": (nn.Sequential(nn.Flatten(), nn.Linear(8, 3), nn.Dropout()), (2, 2, 2), 1e-9),
+}
+
+
+@pytest.mark.parametrize(("stage", "shape", "slack"), STAGES.values(), ids=STAGES.keys())
+def test_bounds_of_linear_stages_against_their_dense_norm(stage, shape, slack):
+    torch.manual_seed(0)
+    stage = stage.double().eval()
+    if isinstance(stage, nn.BatchNorm2d):
+        stage.running_var.uniform_(0.1, 2)
+        stage.weight.data.normal_()
+    zero = torch.zeros(1, *shape, dtype=torch.float64)
+    basis = torch.eye(zero.numel(), dtype=torch.float64).reshape(-1, *shape)
+    matrix = (stage(basis) - stage(zero)).flatten(1)
+    norm = torch.linalg.matrix_norm(matrix, 2).item()
+    bound = lipschitz_bound(stage, zero).value.item()
+    assert norm <= bound <= (1 + slack) * norm

@@ -1,0 +1,76 @@
+import pytest
+import torch
+
+from opteq import Dense, GaussianMap, OptEqUnit
+from opteq.errors import ShapeError
+from opteq.theory.proximal import check_proximal
+
+
+def points(n):
+    torch.manual_seed(1)
+    return torch.randn(8, n, dtype=torch.float64)
+
+
+@pytest.mark.spec("R2.7", "R1.2")
+@pytest.mark.parametrize("activation", ["relu", "tanh", "softplus", "soft_threshold"])
+def test_an_optequnit_is_proximal(activation):
+    torch.manual_seed(0)
+    unit = OptEqUnit(Dense(4, 6), Dense(3, 6), activation, max_norm=1.0).double()
+    unit.W.weight.data *= 10
+    z = points(4)
+    equation = unit.bind(points(3))
+    report = check_proximal(equation, z)
+    assert report.is_proximal.all()
+    assert "8 of 8 points" in str(report)
+    # The same Jacobian from its formula.
+    W = equation.weights[0]
+    slopes = unit.activation.derivative(equation.preactivation(z))
+    values = torch.linalg.eigvalsh(W.mT @ (slopes[:, :, None] * W))
+    torch.testing.assert_close(report.norm, values[:, -1].detach(), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(report.smallest, values[:, 0].detach(), rtol=0, atol=1e-9)
+
+
+def expansive(z):
+    return 1.1 * z
+
+
+def rotation(z):
+    return 0.5 * torch.stack([-z[:, 1], z[:, 0]], dim=1)
+
+
+def reflection(z):
+    return z * torch.tensor([0.5, -0.5], dtype=z.dtype)
+
+
+@pytest.mark.spec("R2.7")
+@pytest.mark.parametrize(
+    ("function", "fault"), [(expansive, "norm"), (rotation, "asymmetry"), (reflection, "smallest")]
+)
+def test_each_condition_is_checked(function, fault):
+    report = check_proximal(function, points(2))
+    assert not report.is_proximal.any()
+    symmetric = bool((report.asymmetry <= 1e-6).all())
+    positive = bool((report.smallest >= -1e-6).all())
+    nonexpansive = bool((report.norm <= 1 + 1e-6).all())
+    assert {"asymmetry": symmetric, "smallest": positive, "norm": nonexpansive} == {
+        name: name != fault for name in ("asymmetry", "smallest", "norm")
+    }
+
+
+@pytest.mark.spec("R2.7")
+def test_proximal_operators_in_closed_form_and_maps_that_are_none():
+    z = points(5)
+    assert check_proximal(lambda v: v / (1 + 0.3), z).is_proximal.all()
+    assert check_proximal(lambda v: v.sign() * (v.abs() - 0.2).clamp(min=0), z).is_proximal.all()
+    # The projection onto the unit ball couples the coordinates.
+    assert check_proximal(lambda v: v / v.norm(dim=1, keepdim=True).clamp(min=1), z).is_proximal.all()
+    torch.manual_seed(0)
+    kernel = GaussianMap(Dense(5, 6), Dense(3, 6), gamma=0.5).double()
+    assert not check_proximal(kernel.bind(points(3)), z).is_proximal.all()
+
+
+def test_refuses_what_it_cannot_check():
+    with pytest.raises(ShapeError, match="at most 2048 entries per point, got 4096"):
+        check_proximal(lambda v: v, torch.zeros(1, 4, 32, 32))
+    with pytest.raises(ShapeError, match=r"keeps the shape \(1, 4\), got \(1, 2\)"):
+        check_proximal(lambda v: v[:, :2], torch.zeros(1, 4))

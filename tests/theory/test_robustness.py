@@ -1,0 +1,129 @@
+import pytest
+import torch
+from torch import nn
+
+from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, OptEqUnit
+from opteq.errors import ConfigError, ConvergenceError
+from opteq.theory.robustness import robust_radius
+
+
+def dense_classifier():
+    layer = EquilibriumLayer(OptEqUnit(Dense(6, 8), Dense(5, 8), max_norm=0.7))
+    return nn.Sequential(nn.Linear(4, 5), nn.LeakyReLU(), layer, nn.Linear(6, 3)), (4,)
+
+
+def convolutional_classifier():
+    layer = EquilibriumLayer(GaussianMap(Conv2d(3, 4), Conv2d(2, 4), gamma=0.05, max_norm=0.9))
+    stem = nn.Sequential(nn.Conv2d(1, 2, 3, stride=2, padding=1), nn.BatchNorm2d(2), nn.ReLU())
+    head = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Dropout(), nn.Linear(3, 4))
+    return nn.Sequential(stem, layer, head), (1, 6, 6)
+
+
+def without_linear_head():
+    return nn.Sequential(EquilibriumLayer(OptEqUnit(Dense(3, 8), Dense(4, 8), max_norm=0.7)), nn.Tanh()), (4,)
+
+
+def attack(classifier, x, radius, steps=25):
+    """The classes that projected gradient ascent on every other class's margin reaches within a radius."""
+    predicted = classifier(x).argmax(1)
+    classes = classifier(x).shape[1]
+    flipped = torch.zeros(len(x), dtype=torch.bool)
+    unit = radius.reshape(-1, *[1] * (x.dim() - 1))
+    for target in range(classes):
+        delta = torch.zeros_like(x)
+        for _ in range(steps):
+            delta.requires_grad_()
+            logits = classifier(x + delta)
+            margin = logits[:, target] - logits.gather(1, predicted[:, None])[:, 0]
+            (gradient,) = torch.autograd.grad(margin.sum(), delta)
+            size = gradient.flatten(1).norm(dim=1).reshape(unit.shape).clamp(min=1e-30)
+            delta = delta.detach() + 0.2 * unit * gradient / size
+            length = delta.flatten(1).norm(dim=1).reshape(unit.shape)
+            delta = delta * (unit / length.clamp(min=1e-30)).clamp(max=1)
+        flipped |= classifier(x + delta).argmax(1) != predicted
+    return flipped
+
+
+@pytest.mark.spec("R6.4", "R1.1")
+@pytest.mark.parametrize("make", [dense_classifier, convolutional_classifier, without_linear_head])
+def test_no_attack_inside_the_radius_succeeds_and_larger_ones_do(make):
+    torch.manual_seed(0)
+    classifier, shape = make()
+    classifier = classifier.double().eval()
+    for module in classifier.modules():
+        if isinstance(module, EquilibriumLayer):
+            module.map.W.weight.data *= 10
+            module.solver = Anderson(tol=1e-9, max_steps=300)
+    x = torch.randn(6, *shape, dtype=torch.float64)
+    radius = robust_radius(classifier, x)
+    assert (radius > 0).all()
+    assert not attack(classifier, x, 0.999 * radius).any()
+    assert attack(classifier, x, 100 * radius).any()
+
+
+@pytest.mark.spec("R1.1")
+def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary():
+    torch.manual_seed(0)
+    classifier = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
+    x = torch.randn(5, 4, dtype=torch.float64)
+    weight, logits = classifier[1].weight, classifier(x)
+    for sample, radius in zip(range(5), robust_radius(classifier, x), strict=True):
+        top = logits[sample].argmax()
+        distances = [
+            (logits[sample, top] - logits[sample, k]) / (weight[top] - weight[k]).norm()
+            for k in range(3)
+            if k != top
+        ]
+        torch.testing.assert_close(radius, min(distances).detach())
+
+
+@pytest.mark.spec("R1.1")
+def test_the_radius_is_attained_on_the_line():
+    # z = w(w z + u x), so that z = w u x / (1 - w²) and the logits differ by 2 z - 1.
+    unit = OptEqUnit(Dense(1, 1), Dense(1, 1), "identity").double()
+    unit.W.weight.data.fill_(0.8)
+    unit.injection.operator.weight.data.fill_(3.0)
+    head = nn.Linear(1, 2).double()
+    head.weight.data = torch.tensor([[1.5], [-0.5]], dtype=torch.float64)
+    head.bias.data = torch.tensor([-1.0, 0.0], dtype=torch.float64)
+    x = torch.tensor([[1.0], [-0.3]], dtype=torch.float64)
+    boundary = 0.5 * (1 - 0.8**2) / (0.8 * 3.0)
+    radius = robust_radius(nn.Sequential(EquilibriumLayer(unit), head), x)
+    torch.testing.assert_close(radius, (x[:, 0] - boundary).abs(), rtol=1e-8, atol=0)
+
+
+class Staged(nn.Module):
+    def __init__(self, network):
+        super().__init__()
+        self.stages = network
+
+    def forward(self, x):
+        return self.stages(x)
+
+
+def test_modules_may_list_their_stages():
+    torch.manual_seed(0)
+    classifier, shape = dense_classifier()
+    x = torch.randn(3, *shape)
+    torch.testing.assert_close(robust_radius(Staged(classifier), x), robust_radius(classifier, x))
+
+
+def test_the_classifier_is_left_as_it_was():
+    classifier, shape = dense_classifier()
+    before = {name: value.clone() for name, value in classifier.state_dict().items()}
+    robust_radius(classifier, torch.randn(2, *shape))
+    after = classifier.state_dict()
+    assert all(
+        torch.equal(after[name], value) and after[name].dtype == value.dtype for name, value in before.items()
+    )
+    assert classifier[2].solver == Anderson()
+
+
+def test_refuses_what_it_cannot_bound():
+    with pytest.raises(ConfigError, match="GELU"):
+        robust_radius(nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), torch.randn(2, 4))
+    unit = OptEqUnit(Dense(3, 8), Dense(4, 8), max_norm=None)
+    unit.W.weight.data *= 20
+    unit.norm_checked = True
+    with pytest.raises((ConfigError, ConvergenceError)):
+        robust_radius(nn.Sequential(EquilibriumLayer(unit), nn.Linear(3, 2)), torch.randn(2, 4))
