@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"opteq: {error.filename or 'File system'}: {error.strerror or error}.", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt as interrupt:
-        print(f"opteq: {interrupt or 'Interrupted.'}", file=sys.stderr)
+        print(f"opteq: {str(interrupt) or 'Interrupted.'}", file=sys.stderr)
         return INTERRUPTED
     return 0
 
@@ -81,8 +81,8 @@ def _run(arguments: list[str]) -> None:
 
 def _list_presets() -> None:
     for preset in presets():
-        print(f"{preset.name:20}{preset.description}")
-        print(f"{'':20}{preset.parameters:,} parameters; {preset.expected}")
+        print(f"{preset.name:22}{preset.description}")
+        print(f"{'':22}{preset.parameters:,} parameters; {preset.expected}")
 
 
 def _predict(options: list[str]) -> None:

@@ -43,11 +43,18 @@ class Linearization(ABC):
     Attributes:
         structure: `"psd"` (J symmetric positive semidefinite), `"symmetrizable"` (similar to a
             symmetric matrix) or `"none"`.
-        symmetric: the symmetric form of the adjoint equation, None where there is none.
     """
 
     structure: str = "none"
-    symmetric: SymmetricForm | None = None
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        """The symmetric form of the adjoint equation, None where there is none.
+
+        Made anew each time: kept, it and the linearization would hold on to each other, and with
+        them the states of a backward pass, until Python looks for cycles.
+        """
+        return None
 
     @abstractmethod
     def jvp(self, tangent: State) -> State:

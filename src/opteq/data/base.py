@@ -55,6 +55,8 @@ class ImageDataModule(LightningDataModule):
         super().__init__()
         if batch_size < 1:
             raise ConfigError(f"Expected `batch_size` of at least 1, got {batch_size}.")
+        if num_workers < 0:
+            raise ConfigError(f"Expected `num_workers` of at least 0, got {num_workers}.")
         if not 0 < val_fraction < 1:
             raise ConfigError(f"Expected `val_fraction` between 0 and 1, got {val_fraction}.")
         self.batch_size = batch_size
@@ -117,7 +119,7 @@ class ImageDataModule(LightningDataModule):
             if not 1 <= self.train_limit <= len(train):
                 raise ConfigError(
                     f"Expected `train_limit` between 1 and {len(train)}, the training images that "
-                    f"remain after validation, got {self.train_limit}."
+                    f"remain after validation, or null for all of them, got {self.train_limit}."
                 )
             chosen, _ = stratified_split(train.labels, self.train_limit, SPLIT_SEED)
             train = train.subset(chosen)

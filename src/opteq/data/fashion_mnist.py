@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torchvision.datasets
+from lightning_utilities.core.rank_zero import rank_zero_info
 
 from opteq.data.base import ImageDataModule
 from opteq.data.images import ArrayImages
@@ -83,6 +84,7 @@ def _how_to_get(raw: Path) -> str:
 
 def _unpack_debian(raw: Path) -> None:
     """Decompress Debian's files; torchvision would refuse the `.gz`, whose checksums differ."""
+    rank_zero_info(f"Unpacking Debian's dataset-fashion-mnist into {raw}.")
     raw.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         packed = DEBIAN_FOLDER / f"{name}.gz"

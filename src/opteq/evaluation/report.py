@@ -159,7 +159,11 @@ def _training(path: Path) -> str:
     panels = read_curves(path)
     if not panels:
         return section(heading, "", missing("metrics.csv holds no training curves yet."))
-    return section(heading, explanation, image(draw_training(panels), "Curves of the run."))
+    return section(
+        heading,
+        explanation,
+        image(draw_training(panels), "Loss, accuracy, and how the solves went, epoch by epoch."),
+    )
 
 
 def _equilibria(record: TestRecord) -> str:

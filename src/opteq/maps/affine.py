@@ -133,17 +133,20 @@ class _AffineLinearization(Linearization):
 
     def __init__(self, equation: AffineEquation, inner: Linearization) -> None:
         self._inner, self._matrix, self._inverse = inner, equation.matrix, equation.inverse
-        form = inner.symmetric
-        if form is not None:
+        if inner.structure != "none":
             self.structure = "psd" if equation.proximal else "symmetrizable"
-            self.symmetric = SymmetricForm(
-                form.matvec,
-                enter=lambda g: form.enter(apply_matrix(self._inverse.mT, g)),
-                leave=lambda v, g: apply_matrix(
-                    self._matrix.mT, form.leave(v, apply_matrix(self._inverse.mT, g))
-                ),
-                metric=form.metric,
-            )
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        form, matrix, inverse = self._inner.symmetric, self._matrix, self._inverse
+        if form is None:
+            return None
+        return SymmetricForm(
+            form.matvec,
+            enter=lambda g: form.enter(apply_matrix(inverse.mT, g)),
+            leave=lambda v, g: apply_matrix(matrix.mT, form.leave(v, apply_matrix(inverse.mT, g))),
+            metric=form.metric,
+        )
 
     def jvp(self, tangent: State) -> Tensor:
         return apply_matrix(self._inverse, self._inner.jvp(apply_matrix(self._matrix, tangent)))

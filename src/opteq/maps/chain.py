@@ -8,7 +8,7 @@ from typing import Self
 
 from torch import Tensor
 
-from opteq.equation import Equation, Gradients, Linearization, eliminated, with_tensors_of
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, eliminated, with_tensors_of
 from opteq.results import Certificate, State, combined
 
 
@@ -140,9 +140,15 @@ class _ChainLinearization(Linearization):
     def __init__(self, equation: ChainEquation, parts: list[Linearization]) -> None:
         self._parts, self._has_start = parts, equation.start is not None
         if len(parts) == 1:
-            self.structure, self.symmetric = parts[0].structure, parts[0].symmetric
+            self.structure = parts[0].structure
         elif equation.has_energy:
-            self.structure, self.symmetric = "symmetrizable", eliminated(parts[0].jvp, parts[1].jvp)
+            self.structure = "symmetrizable"
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        if len(self._parts) == 1:
+            return self._parts[0].symmetric
+        return None if self.structure == "none" else eliminated(self._parts[0].jvp, self._parts[1].jvp)
 
     def jvp(self, tangent: State) -> State:
         for part in self._parts:

@@ -107,7 +107,11 @@ class _BlockLinearization(Linearization):
     def __init__(self, parts: list[Linearization], has_energy: bool) -> None:
         self._parts = parts
         if len(parts) == 2 and has_energy:
-            self.structure, self.symmetric = "symmetrizable", self._two_blocks()
+            self.structure = "symmetrizable"
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        return None if self.structure == "none" else self._two_blocks()
 
     def jvp(self, tangent: State) -> tuple[Tensor, ...]:
         return tuple(_tensor(part.jvp(v)) for part, v in zip(self._parts, _shifted(tangent), strict=True))

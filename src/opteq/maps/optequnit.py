@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from opteq.activations import Activation, get_activation
-from opteq.equation import Equation, Gradients, Linearization, symmetric_psd
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, symmetric_psd
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, Injection, expect_operator, state_shape, zero_state
 from opteq.operators.base import LinearOperator, Weights
@@ -181,7 +181,10 @@ class _OptEqLinearization(Linearization):
         preactivation = equation.preactivation(state)
         self.hidden = equation.activation(preactivation)
         self._slope = equation.activation.derivative(preactivation)
-        self.symmetric = symmetric_psd(self.jvp)
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        return symmetric_psd(self.jvp)
 
     def jvp(self, tangent: State) -> Tensor:
         assert isinstance(tangent, Tensor)

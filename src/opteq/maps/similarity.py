@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opteq.activations import Activation
-from opteq.equation import Equation, Gradients, Linearization, symmetrized
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, symmetrized
 from opteq.errors import ConfigError
 from opteq.objectives.similarity import Similarity
 from opteq.results import Certificate, State
@@ -88,7 +88,10 @@ class _SimilarityLinearization(Linearization):
     def __init__(self, equation: SimilarityEquation, state: Tensor) -> None:
         self._hessian = equation.similarity.linearize(state)
         self._slope = equation.activation.derivative(self._hessian.gradient())
-        self.symmetric = symmetrized(self._slope, self._product, self._pullback)
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        return symmetrized(self._slope, self._product, self._pullback)
 
     def jvp(self, tangent: State) -> Tensor:
         return self._slope * self._product(tangent)

@@ -145,18 +145,22 @@ class _SkipLinearization(Linearization):
     def __init__(self, inner: Linearization, alpha: float | Tensor, move: Tensor | None) -> None:
         self._inner, self._alpha, self._move = inner, alpha, move
         self.structure = inner.structure
-        if inner.symmetric is not None:
-            form = inner.symmetric
 
-            def scaled(g: State) -> State:
-                return map_state(lambda t: t / alpha, g)
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        form, alpha = self._inner.symmetric, self._alpha
+        if form is None:
+            return None
 
-            self.symmetric = SymmetricForm(
-                form.matvec,
-                enter=lambda g: form.enter(scaled(g)),
-                leave=lambda v, g: form.leave(v, scaled(g)),
-                metric=form.metric,
-            )
+        def scaled(g: State) -> State:
+            return map_state(lambda t: t / alpha, g)
+
+        return SymmetricForm(
+            form.matvec,
+            enter=lambda g: form.enter(scaled(g)),
+            leave=lambda v, g: form.leave(v, scaled(g)),
+            metric=form.metric,
+        )
 
     def jvp(self, tangent: State) -> Tensor:
         return self._blend(tangent, self._inner.jvp(tangent))

@@ -9,7 +9,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from opteq.equation import Equation, Gradients, Linearization, symmetric_psd, with_tensors_of
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, symmetric_psd, with_tensors_of
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import check_units
 from opteq.maps.optequnit import OptEqUnit
@@ -88,7 +88,10 @@ class _MeanLinearization(Linearization):
 
     def __init__(self, parts: list[Linearization]) -> None:
         self._parts = parts
-        self.symmetric = symmetric_psd(self.jvp)
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        return symmetric_psd(self.jvp)
 
     def jvp(self, tangent: State) -> Tensor:
         return _mean([part.jvp(tangent) for part in self._parts])

@@ -97,8 +97,11 @@ def build(spec: Any) -> Any:
         return [build(item) for item in spec]
     if not isinstance(spec, Mapping) or "class_path" not in spec:
         return spec
-    cls = _find_class(spec["class_path"])
-    arguments = {name: build(value) for name, value in spec.get("init_args", {}).items()}
+    class_path, arguments = spec["class_path"], spec.get("init_args", {})
+    if not isinstance(class_path, str) or not isinstance(arguments, Mapping):
+        raise ConfigError(f"Expected a class_path with a mapping of init_args, got {dict(spec)}.")
+    cls = _find_class(class_path)
+    arguments = {name: build(value) for name, value in arguments.items()}
     try:
         return cls(**arguments)
     except TypeError as error:

@@ -50,9 +50,14 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise ConfigError(f"There is no checkpoint {path}.")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, KeyError) as error:
+    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"{path} is truncated or not a checkpoint; use another one.") from error
-    if not isinstance(checkpoint, dict) or not {"state_dict", "epoch"} <= checkpoint.keys():
+    if not (
+        isinstance(checkpoint, dict)
+        and isinstance(checkpoint.get("epoch"), int)
+        and isinstance(checkpoint.get("state_dict"), dict)
+        and all(isinstance(weight, torch.Tensor) for weight in checkpoint["state_dict"].values())
+    ):
         raise ConfigError(f"{path} is not a checkpoint of a training run.")
     return checkpoint
 

@@ -188,6 +188,10 @@ class TrainingCLI(LightningCLI):
             return
         self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.run.checkpoint, weights_only=True)
         if not self._best.best_model_path:
+            if self.run.checkpoint is None:
+                raise ConfigError(
+                    "Nothing was trained; raise --trainer.max_epochs and the limits on batches."
+                )
             raise ConfigError(
                 f"{self.run.checkpoint} has already run for --trainer.max_epochs; raise it to go on."
             )

@@ -13,6 +13,11 @@ NOISE = (
     "`weights_only` was not set",
 )
 
+LOGGERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.pytorch.trainer.connectors.checkpoint_connector",
+)
+
 # Warnings that no user of the command can act on, or that are wrong here.
 IGNORED_WARNINGS = (
     # Data sets live in memory; worker processes would slow them down.
@@ -32,9 +37,10 @@ IGNORED_WARNINGS = (
 
 def quiet_lightning() -> None:
     """Filter Lightning's messages and warnings for the rest of the process."""
-    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
-    if _concerns_user not in logger.filters:
-        logger.addFilter(_concerns_user)
+    for name in LOGGERS:
+        logger = logging.getLogger(name)
+        if _concerns_user not in logger.filters:
+            logger.addFilter(_concerns_user)
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
 

@@ -8,6 +8,7 @@ from typing import Any
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger
 
+from opteq.errors import ConfigError
 from opteq.files import write_beside
 
 
@@ -29,8 +30,11 @@ class MetricsCSV(Logger):
         self.path = path
         self._rows: list[dict[str, Any]] = []
         if epochs and path.exists():
-            with path.open(newline="", encoding="utf-8") as file:
-                self._rows = [row for row in csv.DictReader(file) if int(row["epoch"]) < epochs]
+            try:
+                with path.open(newline="", encoding="utf-8") as file:
+                    self._rows = [row for row in csv.DictReader(file) if int(row["epoch"]) < epochs]
+            except (KeyError, TypeError, ValueError, csv.Error) as error:
+                raise ConfigError(f"{path} is damaged; move it away to resume without it.") from error
 
     @property
     def name(self) -> str:

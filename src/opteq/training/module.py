@@ -45,6 +45,13 @@ class ClassifierModule(LightningModule):
         label_smoothing: float = 0.0,
     ) -> None:
         super().__init__()
+        if not learning_rate > 0 or not weight_decay >= 0:
+            raise ConfigError(
+                "Expected a positive `learning_rate` and no negative `weight_decay`, got"
+                f" {learning_rate} and {weight_decay}."
+            )
+        if not 0 <= label_smoothing < 1:
+            raise ConfigError(f"Expected `label_smoothing` in [0, 1), got {label_smoothing}.")
         self.network = network
         self.optimizer = optimizer
         self.learning_rate = learning_rate

@@ -91,13 +91,13 @@ def resume_run(folder: Path, model: Mapping[str, Any]) -> Run:
     if path.is_file():
         try:
             earlier = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
-        except (yaml.YAMLError, KeyError, TypeError) as error:
+        except (yaml.YAMLError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is damaged; restore it or start a new run.") from error
         changes = _differences(earlier, model, "model")
         if changes:
             raise ConfigError(
                 f"Cannot resume {folder} with other options: {'; '.join(changes)}. Leave them as they "
-                "were, or start a new run without --ckpt_path."
+                "were, name another run with --run, or start a new one without --ckpt_path."
             )
     return Run(folder, checkpoint, epochs)
 
