@@ -100,7 +100,7 @@ def test_a_tolerance_out_of_reach_is_refused(case: MapCase):
 )
 def test_the_state_keeps_its_precision_under_autocast(build):
     # A bias would widen the injection; without one the map must.
-    layer = EquilibriumLayer(build(), Picard(2e-2))
+    layer = EquilibriumLayer(build(), Picard(2e-2), on_unconverged="count")
     with torch.autocast("cpu", torch.bfloat16):
         equation = layer.bind(torch.randn(2, 3))
         assert equation.tensors[0].dtype == torch.float32

@@ -21,6 +21,8 @@ Weights = tuple[Tensor, ...]
 # Lanczos steps that follow the weights in training, and those between restarts of a settled estimate.
 _TRAIN_STEPS, _SETTLED_STEPS, _RESTARTS = 10, 20, 50
 _SHARE = 0.1
+# Residual of a settled singular vector, in units of the machine epsilon.
+_SETTLED_EPS = 100
 # Side of the largest matrix that a sharp bound factorises: a few seconds on one core.
 _LARGEST_DENSE = 2048
 
@@ -148,11 +150,12 @@ class LinearOperator(nn.Module, ABC):
             _, vector = largest_ritz_pair(gram, start, _TRAIN_STEPS)
         else:
             # In eval mode the estimate depends on the weights alone, whatever went before.
-            vector, value = _random_unit(domain).to(example), 0.0
+            vector = _random_unit(domain).to(example)
             for _ in range(_RESTARTS):
-                previous = value
                 value, vector = largest_ritz_pair(gram, vector, _SETTLED_STEPS)
-                if value - previous <= 4 * torch.finfo(example.dtype).eps * value:
+                # The value settles long before the vector, on which the gradient of the norm rests.
+                residual = (gram(vector) - value * vector).norm()
+                if residual <= _SETTLED_EPS * torch.finfo(example.dtype).eps * value:
                     break
         self._singular = _SingularVector(vector, _copy(weights), settled)
         return vector
