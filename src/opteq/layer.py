@@ -221,6 +221,8 @@ def _check_input(x: State) -> None:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             got = "()" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ShapeError(f"Expected `x` to be a tensor of shape (batch, ...), got {got}.")
+        if not tensor.is_floating_point():
+            raise ShapeError(f"Expected `x` of floating-point numbers, got {tensor.dtype}; use x.float().")
         finite = torch.isfinite(tensor[:, None]).flatten(1).all(1)
         if not bool(finite.all()):
             bad = (~finite).nonzero()[:, 0].tolist()

@@ -197,3 +197,10 @@ def test_its_text_names_solver_and_gradient():
     text = repr(EquilibriumLayer(unit(), Picard(tol=1e-3)))
     assert "solver=Picard(tol=0.001" in text
     assert "gradient=Implicit(" in text
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_numbers_that_are_not_floating_point_are_refused(dtype):
+    layer = EquilibriumLayer(OptEqUnit(Dense(2, 3), Dense(2, 3)))
+    with pytest.raises(ShapeError, match="floating-point numbers, got torch"):
+        layer(torch.zeros(1, 2, dtype=dtype))
