@@ -1,0 +1,27 @@
+import pytest
+import torch
+
+from opteq.operators.lanczos import largest_ritz_pair
+
+
+@pytest.mark.parametrize("steps", [3, 12, 40])
+def test_the_pair_is_never_above_the_largest_eigenvalue_and_reaches_it(steps):
+    torch.manual_seed(0)
+    root = torch.randn(12, 12, dtype=torch.float64)
+    matrix = root @ root.mT
+    largest = torch.linalg.eigvalsh(matrix)[-1]
+    value, vector = largest_ritz_pair(lambda v: matrix @ v, torch.randn(12, dtype=torch.float64), steps)
+    assert value <= largest * (1 + 1e-13)
+    assert vector.norm() == pytest.approx(1, rel=1e-13)
+    assert vector @ matrix @ vector == pytest.approx(value, rel=1e-12)
+    if steps >= 12:  # the Krylov space is everything
+        assert value == pytest.approx(largest.item(), rel=1e-12)
+
+
+def test_a_start_in_an_invariant_space_and_the_zero_operator():
+    matrix = torch.diag(torch.tensor([3.0, 2.0, 1.0], dtype=torch.float64))
+    start = torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64)
+    assert largest_ritz_pair(lambda v: matrix @ v, start, 3)[0] == pytest.approx(2)
+    value, vector = largest_ritz_pair(lambda v: 0 * v, start, 3)
+    assert value == 0
+    assert torch.isfinite(vector).all()

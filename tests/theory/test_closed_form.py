@@ -1,0 +1,19 @@
+import pytest
+import torch
+
+from opteq import Anderson, Dense, EquilibriumLayer, OptEqUnit
+from opteq.theory.closed_form import closed_form_objective
+
+
+@pytest.mark.spec("R1.3")
+@pytest.mark.parametrize("mu", [1.0, 2.5])
+def test_phi_equals_the_dual_at_equilibria_where_units_rest(mu):
+    torch.manual_seed(0)
+    layer = EquilibriumLayer(OptEqUnit(Dense(6, 6), Dense(4, 6), mu=mu).double(), Anderson(1e-13, 300))
+    x = torch.randn(20, 4, dtype=torch.float64)
+    z, equation = layer(x).detach(), layer.bind(x).detach()
+    assert (equation.preactivation(z) < 0).any()  # where rounding may leave the cone of feasible states
+    torch.testing.assert_close(closed_form_objective(equation, z), equation.energy(z), rtol=1e-8, atol=1e-9)
+    (weight,) = equation.weights
+    outside = -torch.ones(1, 6, dtype=torch.float64) @ weight  # W⁻ᵀz = -1
+    assert closed_form_objective(equation, outside.expand(20, 6)).isinf().all()
