@@ -16,6 +16,8 @@ opteq trains and examines optimization-induced equilibrium models.
   opteq test RUN                       evaluate the best checkpoint on the test images
   opteq validate RUN                   the same on the validation images
   opteq predict RUN FOLDER             classify the images in a folder, into predictions.csv
+  opteq reproduce                      list the tables of the papers that can be reproduced
+  opteq reproduce TABLE                train and compare its rows; a second call goes on
 
 Options change a configuration, for example
 
@@ -71,12 +73,16 @@ def _run(arguments: list[str]) -> None:
         print(f"opteq {__version__}")
     elif command == "presets":
         _list_presets()
+    elif command == "reproduce":
+        _reproduce(options)
     elif command == "predict" and options and not options[0].startswith("-"):
         _predict(options)
     elif command in COMMANDS:
         _train_or_evaluate(command, options)
     else:
-        raise ConfigError(f"There is no command {command}; commands are {', '.join((*COMMANDS, 'presets'))}.")
+        raise ConfigError(
+            f"There is no command {command}; commands are {', '.join((*COMMANDS, 'presets', 'reproduce'))}."
+        )
 
 
 def _list_presets() -> None:
@@ -98,6 +104,29 @@ def _predict(options: list[str]) -> None:
     predictions = predict_folder(load(chosen.run), ModelCard.read(chosen.run), chosen.folder)
     write_predictions(chosen.output, predictions)
     print(f"Wrote {len(predictions)} predictions to {chosen.output}.")
+
+
+def _reproduce(options: list[str]) -> None:
+    from opteq.experiments.tables import read_table, table_names
+
+    if not options:
+        for name in table_names():
+            table = read_table(name)
+            print(f"{name:22}{table.title}")
+            print(f"{'':22}{table.source}; {sum(row.seeds for row in table.rows)} trainings")
+        return
+    parser = ArgumentParser(prog="opteq reproduce", allow_abbrev=False)
+    parser.add_argument("table", help="name of a table, or a YAML file of the same form")
+    parser.add_argument("--output", type=Path, help="folder of the runs and the table; reproduced/TABLE")
+    chosen, of_fit = parser.parse_known_args(options)
+
+    from opteq.experiments.reproduce import reproduce
+    from opteq.experiments.results import write_results
+
+    table = read_table(chosen.table)
+    output = chosen.output or Path("reproduced") / table.name
+    reproduce(table, output, of_fit, print)
+    print(f"Wrote {write_results(table, output)}.")
 
 
 def _train_or_evaluate(command: str, options: list[str]) -> None:

@@ -1,0 +1,92 @@
+"""Scores of a trained network beyond those of `opteq test`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from opteq.data.base import ImageDataModule
+from opteq.layer import EquilibriumLayer, solve_log
+
+REPEATS = 9
+
+
+def step_times(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """Medians over repetitions on one test batch, in milliseconds, after a first that does not count.
+
+    `inference_ms` is a forward pass in eval mode without gradients, `step_ms` a forward and a backward
+    pass in training mode, and `backward_ms` the backward pass alone.
+    """
+    images, labels = next(iter(data.test_dataloader()))
+    network.eval()
+    with torch.no_grad():
+        inference = _median_ms(lambda: network(images))
+    network.train()
+    forward, backward = [], []
+    for _ in range(REPEATS + 1):
+        start = time.perf_counter()
+        loss = cross_entropy(network(images), labels)
+        middle = time.perf_counter()
+        loss.backward()
+        forward.append(middle - start)
+        backward.append(time.perf_counter() - middle)
+    steps = [f + b for f, b in zip(forward[1:], backward[1:], strict=True)]
+    return {
+        "inference_ms": inference,
+        "step_ms": 1000 * median(steps),
+        "backward_ms": 1000 * median(backward[1:]),
+    }
+
+
+def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """`residual`: mean of `‖T(z) - z‖ / ‖T(z)‖` at what the first equilibrium layer returns, on a test batch.
+
+    It is found by evaluating the map once more, whatever the layer reports of itself. A network without
+    such a layer has none.
+    """
+    found: list[Tensor] = []
+
+    def note(layer: EquilibriumLayer, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        following = layer.map.bind(inputs[0])(output)
+        assert isinstance(following, Tensor)
+        change = (following - output).flatten(1).norm(dim=1)
+        found.append(change / following.flatten(1).norm(dim=1))
+
+    layers = [module for module in network.modules() if isinstance(module, EquilibriumLayer)]
+    if not layers:
+        return {}
+    images, _ = next(iter(data.test_dataloader()))
+    hook = layers[0].register_forward_hook(note)
+    try:
+        with torch.no_grad(), solve_log(network):
+            network.eval()(images)
+    finally:
+        hook.remove()
+    return {"residual": float(found[0].mean())}
+
+
+def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """`mean_l1` and `mean_square`: mean of `|z|` and of `z²` over the features of the test images."""
+    absolute, square, count = 0.0, 0.0, 0
+    network.eval()
+    with torch.no_grad():
+        for images, _ in data.test_dataloader():
+            features: Tensor = network.features(images)  # type: ignore[operator]
+            absolute += float(features.abs().sum())
+            square += float(features.square().sum())
+            count += features.numel()
+    return {"mean_l1": absolute / count, "mean_square": square / count}
+
+
+def _median_ms(run: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS + 1):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return 1000 * median(times[1:])

@@ -1,0 +1,120 @@
+"""Training the rows of a table, one run folder each, and going on after a stop."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from torch import nn
+
+from opteq.data.base import ImageDataModule
+from opteq.errors import ConfigError
+from opteq.experiments.tables import Row, Table, run_name, trainings
+from opteq.files import write_beside
+from opteq.models.loading import build, load
+from opteq.training.checkpoints import LAST
+from opteq.training.command import run_command
+from opteq.training.results import SUMMARY
+from opteq.training.runs import CHECKPOINTS, CONFIG
+
+SCORES = "scores.json"
+PLAN = "plan.json"
+
+Measure = Callable[[nn.Module, ImageDataModule], Mapping[str, float]]
+
+
+def reproduce(table: Table, output: Path, options: Sequence[str], report: Callable[[str], None]) -> None:
+    """Train what is missing of `table` in `output`; each run is that of an `opteq fit` command.
+
+    Runs that are complete are kept, one that was interrupted goes on from its last checkpoint. `report`
+    is called after every run, with what to tell the user.
+
+    Args:
+        table: what to train.
+        output: folder of the runs, one per row and seed.
+        options: options of `opteq fit` that apply to all rows.
+        report: receives one sentence per run.
+
+    Raises:
+        ConfigError: `output` belongs to another table or other options.
+    """
+    measures = [_find(path) for path in table.measure]
+    _keep_plan(table, output, options)
+    todo = trainings(table)
+    for number, (row, seed) in enumerate(todo, start=1):
+        folder = output / run_name(row, seed)
+        if (folder / SCORES).is_file():
+            continue
+        if not (folder / SUMMARY).is_file():
+            _train(table, row, seed, output, options)
+        scores = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        for measure in measures:
+            scores |= measure(load(folder), _data(folder))
+        _write_json(folder / SCORES, scores)
+        report(f"[{number}/{len(todo)}] {row.name}, seed {seed}: {table.compare} {scores[table.compare]:.4g}")
+
+
+def scores_in(table: Table, output: Path) -> dict[str, dict[int, dict[str, Any]]]:
+    """The scores of every finished run, by row and seed."""
+    found: dict[str, dict[int, dict[str, Any]]] = {row.name: {} for row in table.rows}
+    for row, seed in trainings(table):
+        path = output / run_name(row, seed) / SCORES
+        if path.is_file():
+            found[row.name][seed] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _train(table: Table, row: Row, seed: int, output: Path, options: Sequence[str]) -> None:
+    name = run_name(row, seed)
+    config = output / f"{name}.yaml"
+    with write_beside(config) as file:
+        file.write(yaml.safe_dump(table.config_of(row, seed), sort_keys=False, allow_unicode=True).encode())
+    arguments = ["fit", "--config", str(config), "--runs_dir", str(output), "--run", name, *options]
+    folder = output / name
+    if (folder / CHECKPOINTS / LAST).is_file():
+        arguments += ["--ckpt_path", "last"]
+    elif folder.is_dir():
+        # Stopped before the first checkpoint: there is nothing to go on from.
+        shutil.rmtree(folder)
+    run_command(arguments)
+
+
+def _keep_plan(table: Table, output: Path, options: Sequence[str]) -> None:
+    """Write down what `output` is made from; refuse to mix it with something else."""
+    configs = {run_name(row, seed): table.config_of(row, seed) for row, seed in trainings(table)}
+    plan = {"table": table.name, "options": list(options), "configs": configs}
+    path = output / PLAN
+    if path.is_file():
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        changed = [name for name, config in configs.items() if earlier["configs"].get(name, config) != config]
+        if earlier["options"] != plan["options"] or changed:
+            what = f"its row {changed[0]} was" if changed else f"options {' '.join(earlier['options'])} were"
+            raise ConfigError(f"{output} was made when {what} different; choose another --output.")
+    output.mkdir(parents=True, exist_ok=True)
+    _write_json(path, plan)
+
+
+def _find(path: str) -> Measure:
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ConfigError(f"There is no function {path} to measure with.") from error
+
+
+def _data(folder: Path) -> ImageDataModule:
+    """The data set of a run, ready to test on."""
+    data = build(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))["data"])
+    data.prepare_data()
+    data.setup("test")
+    return data
+
+
+def _write_json(path: Path, content: Mapping[str, Any]) -> None:
+    with write_beside(path) as file:
+        file.write(json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")

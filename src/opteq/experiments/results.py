@@ -1,0 +1,38 @@
+"""What a reproduction leaves behind: the table as Markdown, its numbers as JSON, and a picture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from opteq.experiments.reproduce import scores_in
+from opteq.experiments.scores import column, markdown, values
+from opteq.experiments.tables import Table
+from opteq.files import write_beside
+from opteq.plots.rows import draw_rows
+from opteq.plots.style import to_svg
+
+
+def write_results(table: Table, output: Path) -> Path:
+    """Write `table.md`, `table.json` and `table.svg` into `output` from the runs that are finished.
+
+    Returns:
+        Path of the Markdown file.
+    """
+    scores = scores_in(table, output)
+    compared = column(table.compare)
+    points = {
+        name: [compared.scale * value for value in values(runs, table.compare).values()]
+        for name, runs in scores.items()
+    }
+    figure = draw_rows(points, table.reference, compared.heading)
+    _write(output / "table.json", json.dumps(scores, indent=2, ensure_ascii=False).encode() + b"\n")
+    _write(output / "table.svg", to_svg(figure))
+    path = output / "table.md"
+    _write(path, markdown(table, scores).encode())
+    return path
+
+
+def _write(path: Path, content: bytes) -> None:
+    with write_beside(path) as file:
+        file.write(content)

@@ -1,0 +1,122 @@
+"""What came out: means over seeds, paired differences, and whether they decide anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+from opteq.experiments.tables import Table
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """How a score is shown: heading, factor, digits, and whether more of it is better."""
+
+    heading: str
+    scale: float = 1.0
+    digits: int = 2
+    higher_is_better: bool = True
+
+
+COLUMNS = {
+    "test_accuracy": Column("accuracy %", 100),
+    "parameters": Column("parameters", digits=0),
+    "seconds_train": Column("training s", digits=0, higher_is_better=False),
+    "solver_steps_mean": Column("solver steps", digits=1, higher_is_better=False),
+    "unconverged": Column("unconverged", digits=0, higher_is_better=False),
+    "inference_ms": Column("inference ms", digits=1, higher_is_better=False),
+    "backward_ms": Column("backward ms", digits=1, higher_is_better=False),
+    "step_ms": Column("step ms", digits=1, higher_is_better=False),
+    "residual": Column("relative residual", digits=6, higher_is_better=False),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Mean difference to the reference over the seeds that both have, with half its confidence interval.
+
+    Attributes:
+        mean: mean of the differences.
+        half_width: half the width of the 95 % interval of Student's t; infinite for a single pair.
+        pairs: number of pairs.
+    """
+
+    mean: float
+    half_width: float
+    pairs: int
+
+    def verdict(self, higher_is_better: bool) -> str:
+        """`"better"`, `"worse"`, or `"undecided"` if the interval holds zero or there is one pair."""
+        if not abs(self.mean) > self.half_width:
+            return "undecided"
+        return "better" if (self.mean > 0) == higher_is_better else "worse"
+
+
+def difference(row: Mapping[int, float], reference: Mapping[int, float]) -> Difference | None:
+    """Compare seed by seed; None without a common seed."""
+    pairs = [row[seed] - reference[seed] for seed in sorted(row.keys() & reference.keys())]
+    if not pairs:
+        return None
+    if len(pairs) == 1:
+        return Difference(pairs[0], math.inf, 1)
+    quantile = float(student.ppf(0.5 + CONFIDENCE / 2, len(pairs) - 1))
+    return Difference(fmean(pairs), quantile * stdev(pairs) / math.sqrt(len(pairs)), len(pairs))
+
+
+def markdown(table: Table, scores: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
+    """The table as Markdown: mean ± standard deviation over seeds, and the paired difference."""
+    compared = column(table.compare)
+    headings = [column(name).heading for name in table.columns]
+    lines = [
+        f"# {table.title}",
+        "",
+        f"{table.source}. Compared with {table.reference} seed by seed: mean difference, 95 % interval of"
+        " Student's t, and its verdict; one pair decides nothing.",
+        "",
+        f"| row | seeds | {' | '.join(headings)} | {compared.heading} − {table.reference} | verdict |",
+        f"| :-- | --: |{' --: |' * len(headings)} --: | :-- |",
+    ]
+    reference = values(scores[table.reference], table.compare)
+    for row in table.rows:
+        runs = scores[row.name]
+        cells = [_cell(values(runs, name), column(name)) for name in table.columns]
+        comparison = ("–", "reference" if row.name == table.reference else "–")
+        found = difference(values(runs, table.compare), reference)
+        if found is not None and row.name != table.reference:
+            comparison = (_shown(found, compared), found.verdict(compared.higher_is_better))
+        lines.append(f"| {row.name} | {len(runs)} | {' | '.join(cells)} | {' | '.join(comparison)} |")
+    return "\n".join(lines) + "\n"
+
+
+def column(name: str) -> Column:
+    """How to show the score `name`."""
+    return COLUMNS.get(name, Column(name.replace("_", " "), digits=4))
+
+
+def values(runs: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, float]:
+    """The score `name` of every run that has it, by seed."""
+    return {seed: float(run[name]) for seed, run in runs.items() if run.get(name) is not None}
+
+
+def _cell(found: Mapping[int, float], column: Column) -> str:
+    numbers = [value * column.scale for value in found.values()]
+    if not numbers:
+        return "–"
+    mean = f"{fmean(numbers):,.{column.digits}f}"
+    if len(numbers) == 1 or not stdev(numbers):
+        return mean
+    return f"{mean} ± {stdev(numbers):.{column.digits}f}"
+
+
+def _shown(found: Difference, column: Column) -> str:
+    mean = f"{found.mean * column.scale:+.{column.digits}f}"
+    if math.isinf(found.half_width):
+        return mean
+    return f"{mean} ± {found.half_width * column.scale:.{column.digits}f}"

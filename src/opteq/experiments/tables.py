@@ -1,0 +1,149 @@
+"""Tables of trainings, written in YAML: one configuration and, row by row, what changes in it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from opteq.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row of a table.
+
+    Attributes:
+        name: what the row is called, and its runs are named after.
+        changes: new values of options, by their dotted names.
+        seeds: number of trainings, with seeds 0, 1, 2, …
+    """
+
+    name: str
+    changes: Mapping[str, Any]
+    seeds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What is trained and compared.
+
+    Attributes:
+        name: name of the table.
+        title: one line about it.
+        source: the table or figure of a paper that it answers.
+        config: configuration of `opteq fit` that all rows share.
+        rows: the rows, in the order in which they are trained.
+        reference: name of the row that the others are compared with, seed by seed.
+        compare: the score that is compared.
+        columns: scores that are shown, see `opteq.experiments.scores`.
+        measure: functions that score a trained network, by import path, see `opteq.experiments.measures`.
+    """
+
+    name: str
+    title: str
+    source: str
+    config: Mapping[str, Any]
+    rows: tuple[Row, ...]
+    reference: str
+    compare: str
+    columns: tuple[str, ...]
+    measure: tuple[str, ...]
+
+    def config_of(self, row: Row, seed: int) -> dict[str, Any]:
+        """The configuration of one training of a row."""
+        config = copy.deepcopy(dict(self.config))
+        for name, value in row.changes.items():
+            _assign(config, name, value)
+        config["seed_everything"] = seed
+        return config
+
+
+def table_names() -> list[str]:
+    """Names of the packaged tables."""
+    return sorted(_packaged())
+
+
+def read_table(name_or_file: str) -> Table:
+    """Read a packaged table, or a file of the same form.
+
+    Raises:
+        ConfigError: There is no such table, or it lacks something.
+    """
+    path = _packaged().get(name_or_file, Path(name_or_file))
+    if not path.is_file():
+        close = get_close_matches(name_or_file, _packaged())
+        hint = f"did you mean {close[0]}?" if close else f"tables are {', '.join(table_names())}."
+        raise ConfigError(f"{name_or_file} is neither a table nor a file; {hint}")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    return _table(path, content)
+
+
+def _packaged() -> dict[str, Path]:
+    return {path.stem: path for path in Path(str(files("opteq.experiments"))).glob("*.yaml")}
+
+
+def _table(path: Path, content: Any) -> Table:
+    required = {"title", "source", "config", "rows", "reference"}
+    allowed = required | {"seeds", "compare", "columns", "measure"}
+    if not isinstance(content, Mapping) or not required <= content.keys() <= allowed:
+        raise ConfigError(
+            f"Expected {path} to have {', '.join(sorted(required))} and at most"
+            f" {', '.join(sorted(allowed - required))} beside them."
+        )
+    rows = tuple(_row(path, entry, content.get("seeds", 1)) for entry in content["rows"])
+    if len({slug(row.name) for row in rows}) < len(rows):
+        raise ConfigError(f"Expected the rows of {path} to have names that differ in letters or digits.")
+    if content["reference"] not in [row.name for row in rows]:
+        raise ConfigError(f"Expected the reference of {path} to be one of its rows.")
+    return Table(
+        name=path.stem,
+        title=content["title"],
+        source=content["source"],
+        config=content["config"],
+        rows=rows,
+        reference=content["reference"],
+        compare=content.get("compare", "test_accuracy"),
+        columns=tuple(content.get("columns", ("test_accuracy", "parameters", "seconds_train"))),
+        measure=tuple(content.get("measure", ())),
+    )
+
+
+def _row(path: Path, entry: Any, seeds: int) -> Row:
+    if not isinstance(entry, Mapping) or not {"name"} <= entry.keys() <= {"name", "changes", "seeds"}:
+        raise ConfigError(f"Expected the rows of {path} to have a name and at most changes and seeds.")
+    return Row(entry["name"], entry.get("changes") or {}, entry.get("seeds", seeds))
+
+
+def _assign(config: dict[str, Any], name: str, value: Any) -> None:
+    """Set the option with the dotted `name`; a mapping replaces what was there."""
+    *parents, last = name.split(".")
+    for parent in parents:
+        config = config.setdefault(parent, {})
+    config[last] = copy.deepcopy(value)
+
+
+def slug(text: str) -> str:
+    """`text` as the name of a folder."""
+    kept = "".join(c if (c.isalnum() and c.isascii()) or c == "." else "-" for c in text.lower())
+    return "-".join(part for part in kept.split("-") if part)
+
+
+def run_name(row: Row, seed: int) -> str:
+    """Name of the run of one training."""
+    return f"{slug(row.name)}-seed{seed}"
+
+
+def trainings(table: Table) -> Sequence[tuple[Row, int]]:
+    """All trainings: first every row once, then the second seeds, and so on."""
+    most = max(row.seeds for row in table.rows)
+    return [(row, seed) for seed in range(most) for row in table.rows if seed < row.seeds]

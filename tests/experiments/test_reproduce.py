@@ -1,0 +1,95 @@
+"""Small tables of digits, trained for one epoch."""
+
+import json
+
+import pytest
+
+from opteq.cli import main
+from opteq.errors import ConfigError
+from opteq.experiments.reproduce import reproduce
+from opteq.experiments.tables import read_table
+
+TABLE = """
+title: Units on digits
+source: None
+reference: one
+columns: [test_accuracy, parameters, inference_ms, residual, mean_l1]
+measure:
+  - opteq.experiments.measures.step_times
+  - opteq.experiments.measures.relative_residual
+  - opteq.experiments.measures.feature_norms
+config:
+  model:
+    network:
+      class_path: opteq.models.classifier.OptEqClassifier
+      init_args: {in_channels: 1, channels: 8, hidden: 8, downsamplings: 1}
+  data:
+    class_path: opteq.data.digits.Digits
+    init_args: {train_limit: 64}
+  trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
+rows:
+  - {name: one}
+  - {name: tight, changes: {model.network.init_args.max_norm: 0.5}}
+"""
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "units.yaml"
+    path.write_text(TABLE, encoding="utf-8")
+    return path
+
+
+def stop(_: str) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_stopped_table_goes_on_where_it_was(path, tmp_path, capsys):
+    output = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(read_table(str(path)), output, [], stop)
+    first = output / "one-seed0" / "model.safetensors"
+    written, weights = first.stat().st_mtime_ns, first.read_bytes()
+    assert not (output / "tight-seed0").exists()
+
+    # A run that ended between its last checkpoint and its results is finished, not trained again.
+    (output / "one-seed0" / "summary.json").unlink()
+    (output / "one-seed0" / "scores.json").unlink()
+    first.unlink()
+    assert main(["reproduce", str(path), "--output", str(output)]) == 0
+    assert first.read_bytes() == weights
+    written = first.stat().st_mtime_ns
+    said = capsys.readouterr().out
+    assert "[1/2] one" in said
+    assert "[2/2] tight" in said
+
+    assert main(["reproduce", str(path), "--output", str(output)]) == 0
+    assert first.stat().st_mtime_ns == written
+    assert "[1/2]" not in capsys.readouterr().out
+
+    scores = json.loads((output / "table.json").read_text())
+    for row in ("one", "tight"):
+        found = scores[row]["0"]
+        assert 0 < found["residual"] < 1e-3
+        assert 0 < found["inference_ms"] < found["step_ms"]
+        assert found["mean_l1"] ** 2 <= found["mean_square"]
+    lines = (output / "table.md").read_text().splitlines()
+    assert [line.split("|")[1].strip() for line in lines[-2:]] == ["one", "tight"]
+    assert b"<svg" in (output / "table.svg").read_bytes()
+
+
+def test_a_folder_is_not_mixed_with_other_options(path, tmp_path):
+    table = read_table(str(path))
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(table, tmp_path, [], stop)
+    with pytest.raises(ConfigError, match="choose another --output"):
+        reproduce(table, tmp_path, ["--trainer.max_epochs", "2"], print)
+    changed = path.with_name("changed.yaml")
+    changed.write_text(TABLE.replace("max_norm: 0.5", "max_norm: 0.6"), encoding="utf-8")
+    with pytest.raises(ConfigError, match="tight-seed0"):
+        reproduce(read_table(str(changed)), tmp_path, [], print)
+
+
+def test_tables_are_listed(capsys):
+    assert main(["reproduce"]) == 0
+    assert "opteq-features" in capsys.readouterr().out

@@ -1,0 +1,63 @@
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from opteq.experiments.scores import difference, markdown
+from opteq.experiments.tables import Row, Table
+
+TABLE = Table(
+    name="small",
+    title="A table",
+    source="A paper",
+    config={},
+    rows=(Row("a", {}, 3), Row("b", {}, 3), Row("c", {}, 1)),
+    reference="a",
+    compare="test_accuracy",
+    columns=("test_accuracy", "parameters"),
+    measure=(),
+)
+
+
+def test_the_interval_is_that_of_the_paired_t_test():
+    x, y = np.random.default_rng(0).normal(size=(2, 6))
+    found = difference(dict(enumerate(x)), dict(enumerate(y)))
+    expected = ttest_rel(x, y).confidence_interval(0.95)
+    assert found.mean - found.half_width == pytest.approx(expected.low, rel=1e-9)
+    assert found.mean + found.half_width == pytest.approx(expected.high, rel=1e-9)
+
+
+def test_only_common_seeds_are_paired():
+    found = difference({0: 1.0, 1: 5.0, 7: 100.0}, {0: 0.0, 1: 2.0, 2: -50.0})
+    assert (found.mean, found.pairs) == (2.0, 2)
+    assert difference({0: 1.0}, {1: 1.0}) is None
+
+
+@pytest.mark.parametrize(
+    ("values", "higher", "lower"),
+    [
+        ([0.5, 0.51, 0.52], "better", "worse"),
+        ([-0.5, -0.51, -0.52], "worse", "better"),
+        ([0.5, -0.4, 0.1], "undecided", "undecided"),
+        ([0.5], "undecided", "undecided"),
+    ],
+)
+def test_a_verdict_needs_an_interval_without_zero(values, higher, lower):
+    found = difference(dict(enumerate(values)), dict.fromkeys(range(3), 0.0))
+    assert found.verdict(higher_is_better=True) == higher
+    assert found.verdict(higher_is_better=False) == lower
+
+
+def test_the_table_shows_means_spread_and_differences():
+    def run(accuracy):
+        return {"test_accuracy": accuracy, "parameters": 1234}
+
+    scores = {
+        "a": {0: run(0.50), 1: run(0.60)},
+        "b": {0: run(0.61), 1: run(0.70)},
+        "c": {},
+    }
+    a, b, c = markdown(TABLE, scores).splitlines()[-3:]
+    assert a == "| a | 2 | 55.00 ± 7.07 | 1,234 | – | reference |"
+    # The differences are 11 and 10 points: 10.5 ± 12.706 · 0.5.
+    assert b == "| b | 2 | 65.50 ± 6.36 | 1,234 | +10.50 ± 6.35 | better |"
+    assert c == "| c | 0 | – | – | – | – |"

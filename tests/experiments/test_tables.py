@@ -1,0 +1,65 @@
+import pytest
+
+from opteq.errors import ConfigError
+from opteq.experiments.tables import read_table, run_name, table_names, trainings
+from opteq.models.loading import build
+
+SMALL = """
+title: A table
+source: A paper
+reference: a
+config: {model: {network: {class_path: x, init_args: {alpha: 1}}}}
+rows:
+  - {name: a, seeds: 2}
+  - {name: b, changes: {model.network.init_args.alpha: 0.5, data.train_limit: 8}}
+"""
+
+
+def written(tmp_path, text):
+    path = tmp_path / "small.yaml"
+    path.write_text(text, encoding="utf-8")
+    return str(path)
+
+
+def test_rows_change_the_common_configuration_and_nothing_else(tmp_path):
+    table = read_table(written(tmp_path, SMALL))
+    a, b = table.rows
+    assert table.config_of(a, 1)["model"]["network"]["init_args"]["alpha"] == 1
+    changed = table.config_of(b, 3)
+    assert changed["model"]["network"] == {"class_path": "x", "init_args": {"alpha": 0.5}}
+    assert changed["data"] == {"train_limit": 8}
+    assert changed["seed_everything"] == 3
+
+
+def test_every_row_is_trained_once_before_any_second_seed(tmp_path):
+    table = read_table(written(tmp_path, SMALL))
+    assert [run_name(row, seed) for row, seed in trainings(table)] == ["a-seed0", "b-seed0", "a-seed1"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("reference: a", "reference: c", "reference"),
+        ("{name: b,", "{name: A!,", "differ in letters"),
+        ("title: A table", "titel: A table", "title"),
+        ("name: a, seeds", "name: a, sedes", "name and at most"),
+        ("title: A table", "title: [", "not valid YAML"),
+    ],
+)
+def test_a_faulty_table_is_refused_with_what_is_wrong(tmp_path, old, new, message):
+    with pytest.raises(ConfigError, match=message):
+        read_table(written(tmp_path, SMALL.replace(old, new)))
+
+
+def test_an_unknown_table_is_answered_with_its_likely_name():
+    with pytest.raises(ConfigError, match="did you mean opteq-features"):
+        read_table("opteq-feature")
+
+
+@pytest.mark.parametrize("name", table_names())
+def test_the_networks_of_packaged_tables_can_be_built(name):
+    table = read_table(name)
+    for row in table.rows:
+        config = table.config_of(row, 0)
+        build(config["model"]["network"])
+        assert config.keys() == {"seed_everything", "model", "data", "trainer"}
