@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
@@ -74,7 +75,8 @@ class Implicit(AdjointMethod):
         metric = None if form.metric is None else flat(form.metric)
 
         def residual_operator(v: Tensor, measured: Tensor | None = None) -> Tensor:
-            return v - product(v if measured is None else measured)
+            image = product(v if measured is None else measured)
+            return v - image if image is v else torch.sub(v, image, out=image)
 
         b = space.flatten(form.enter(g))
         v, info = conjugate_gradients(residual_operator, b, self.tol, self.max_steps, metric)

@@ -124,7 +124,10 @@ class OptEqEquation(Equation):
 
     def preactivation(self, state: Tensor) -> Tensor:
         """`W z + c`."""
-        return self.operator.matvec(self.weights, state) + self.injection
+        image = self.operator.matvec(self.weights, state)
+        # Large tensors cost more to allocate than to fill. Under autocast the types differ.
+        same = image.dtype == self.injection.dtype
+        return image.add_(self.injection) if same else image + self.injection
 
     def pool(self, hidden: Tensor) -> Tensor:
         """`(1/μ) Wᵀ y`, which carries a hidden state `y` to `z`."""

@@ -63,12 +63,10 @@ class GaussianSimilarity(Similarity):
         return self._at(y).weight.sum((1, 2)) / (2 * self.gamma)
 
     def gradient(self, y: Tensor) -> Tensor:
-        at = self._at(y)
-        return self._pool(at.weight * at.projected)
+        return self._pool(self._force(self._offset(y)))
 
     def initial_gradient(self) -> Tensor:
-        at = _Distances(self, self.split(self.injection))
-        return self._pool(at.weight * at.projected)
+        return self._pool(self._force(-self.injection))
 
     def attention(self, y: Tensor) -> Tensor:
         """Weights `e_i = exp(-γ d_i)` of the patches, `(batch, n)`: 1 where `W y` equals `c`."""
@@ -92,9 +90,6 @@ class GaussianSimilarity(Similarity):
             factor = closest.clamp(min=2 * math.exp(-1.5))
         return Certificate(scale * factor, "bound", ("The norm of W is bounded for this height and width.",))
 
-    def _at(self, y: Tensor) -> _Distances:
-        return _Distances(self, self.split(self.injection - self.operator.matvec(self.weights, y)))
-
     def split(self, hidden: Tensor) -> Tensor:
         """Patches of a tensor in mid-channel space, `(batch, n, d)`."""
         return self.patches.split(hidden)
@@ -103,6 +98,26 @@ class GaussianSimilarity(Similarity):
         """`G r` for every patch."""
         return patches if self.gram is None else patches @ self.gram
 
+    def weight(self, distance: Tensor) -> Tensor:
+        """`e_i = exp(-γ d_i)` for distances `(batch, n, 1)`."""
+        return torch.exp(-self.gamma[:, None, None] * distance)
+
+    def _offset(self, y: Tensor) -> Tensor:
+        """`W y - c`, so that it can be had without a second tensor; all else is even in its sign."""
+        image = self.operator.matvec(self.weights, y)
+        same = image.dtype == self.injection.dtype  # not so under autocast
+        return image.sub_(self.injection) if same else image - self.injection
+
+    def _force(self, offset: Tensor) -> Tensor:
+        """`e_i G r_i` for every patch. Overwrites `offset`, whose patches `-r_i` may be views of it."""
+        residual = self.split(offset)
+        projected = self.project(residual)
+        product = residual * projected if projected is residual else _times(residual, projected)
+        return _times(projected, -self.weight(product.sum(-1, keepdim=True)))
+
+    def _at(self, y: Tensor) -> _Distances:
+        return _Distances(self, self.split(self._offset(y)))
+
     def _pool(self, patches: Tensor) -> Tensor:
         return self.operator.rmatvec(self.weights, self.patches.merge(patches, self.injection)).to(
             patches.dtype
@@ -110,50 +125,58 @@ class GaussianSimilarity(Similarity):
 
 
 class _Distances:
-    """Residual patches `r`, their projections `G r`, distances `d = rᵀGr` and weights `e^{-γd}`."""
+    """Patches of `W y - c`, their projections by `G`, distances `d` and weights `e^{-γd}`."""
 
     def __init__(self, similarity: GaussianSimilarity, residual: Tensor) -> None:
         self.residual = residual
         self.projected = similarity.project(residual)
         self.distance = torch.linalg.vecdot(residual, self.projected)[..., None]
-        self.weight = torch.exp(-similarity.gamma[:, None, None] * self.distance)
+        self.weight = similarity.weight(self.distance)
 
 
 class _GaussianLinearization(SimilarityLinearization):
     def __init__(self, similarity: GaussianSimilarity, y: Tensor) -> None:
         self._similarity, self._y = similarity, y
         self._at = similarity._at(y)
-        self._force = self._at.weight * self._at.projected
+        self._force = -self._at.weight * self._at.projected
 
     def gradient(self) -> Tensor:
         return self._similarity._pool(self._force)
 
     def product(self, v: Tensor) -> Tensor:
         lifted = self._lift(v)
-        return self._similarity._pool(self._response(lifted, self._similarity.project(lifted)))
+        return self._similarity._pool(self._response(self._similarity.project(lifted), self._overlap(lifted)))
 
     def pullback(self, u: Tensor) -> Gradients:
-        # ⟨u, ∇S⟩ = Σ e_i q_iᵀG r_i with q = patch(W u); r, G, γ and W enter as below.
+        # ⟨u, ∇S⟩ = -Σ e_i q_iᵀG r_i with q = patch(W u), r = patch(W y - c); r, G, γ and W enter as below.
         s, at = self._similarity, self._at
         lifted = self._lift(u)
-        overlap = torch.linalg.vecdot(lifted, at.projected)[..., None]
-        response = s.patches.merge(self._response(lifted, s.project(lifted)), s.injection)
-        gamma = -(at.distance * at.weight * overlap).sum((1, 2))
+        overlap = self._overlap(lifted)
+        response = s.patches.merge(self._response(s.project(lifted), overlap), s.injection)
+        gamma = (at.distance * at.weight * overlap).sum((1, 2))
         force = s.patches.merge(self._force, s.injection)
         outer = s.operator.weight_gradient(s.weights, u, force)
         inner = s.operator.weight_gradient(s.weights, self._y, response)
         weights = tuple(map(torch.add, outer, inner))
         if s.gram is None:
             return (-response, gamma, *weights)
-        drift = at.weight * (lifted - s.gamma[:, None, None] * overlap * at.residual)
+        drift = -at.weight * (lifted - s.gamma[:, None, None] * overlap * at.residual)
         gram = drift.flatten(0, 1).mT @ at.residual.flatten(0, 1)
         return (-response, gamma, gram, *weights)
 
     def _lift(self, v: Tensor) -> Tensor:
         return self._similarity.split(self._similarity.operator.matvec(self._similarity.weights, v))
 
-    def _response(self, lifted: Tensor, projected: Tensor) -> Tensor:
-        """`-A q`, the change of the forces `e_i G r_i`, for patches `q` with `G q = projected`."""
-        overlap = torch.linalg.vecdot(lifted, self._at.projected)[..., None]
-        shift = 2 * self._similarity.gamma[:, None, None] * overlap
+    def _overlap(self, lifted: Tensor) -> Tensor:
+        """`q_iᵀG r_i` for patches `q`."""
+        return torch.linalg.vecdot(lifted, self._at.projected)[..., None]
+
+    def _response(self, projected: Tensor, overlap: Tensor) -> Tensor:
+        """`-A q`, the change of the forces, for patches `q` with `G q = projected` and `q_iᵀG r_i = overlap`."""
+        shift = -2 * self._similarity.gamma[:, None, None] * overlap
         return torch.addcmul(shift * self._force, self._at.weight, projected, value=-1)
+
+
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """`a b`, in the memory of `a` unless a graph needs that: large tensors cost more to allocate."""
+    return a * b if torch.is_grad_enabled() or a.dtype != b.dtype else a.mul_(b)

@@ -190,4 +190,4 @@ class _Rows:
             if not hasattr(self, "rows"):
                 self.rows = torch.empty_like(source)
             chosen = torch.tensor(indices, device=source.device)
-            self.rows[chosen] = source[chosen]
+            self.rows.index_copy_(0, chosen, source.index_select(0, chosen))
