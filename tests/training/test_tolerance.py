@@ -1,0 +1,59 @@
+import warnings
+
+import pytest
+import torch
+from lightning.pytorch import Callback, Trainer
+
+from opteq.data.digits import Digits
+from opteq.errors import ConfigError
+from opteq.gradients.implicit import Implicit
+from opteq.models.classifier import OptEqClassifier
+from opteq.solvers.anderson import Anderson
+from opteq.training.module import ClassifierModule
+from opteq.training.tolerance import FollowingTolerance
+
+
+class Watch(Callback):
+    """Notes the tolerances that training steps and validation batches see."""
+
+    def __init__(self, layer):
+        self.layer, self.training, self.validation = layer, [], []
+
+    def on_before_zero_grad(self, trainer, pl_module, optimizer):
+        self.training.append((self.layer.solver.tol, self.layer.gradient.tol))
+
+    def on_validation_batch_end(self, *args):
+        self.validation.append((self.layer.solver.tol, self.layer.gradient.tol))
+
+
+def test_training_tightens_to_the_layers_own_tolerances_and_validation_has_them():
+    torch.manual_seed(0)
+    solver, gradient = Anderson(tol=1e-3), Implicit(tol=1e-2)
+    network = OptEqClassifier(in_channels=1, channels=4, hidden=4, solver=solver, gradient=gradient)
+    (layer,) = network.equilibrium_layers
+    watch = Watch(layer)
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[FollowingTolerance(loosest=100.0, until=0.5), watch],
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*does not have many workers")
+        warnings.filterwarnings("ignore", message=".*LeafSpec")
+        trainer.fit(ClassifierModule(network), datamodule=Digits(batch_size=32, train_limit=128))
+    # Eight steps, the last four of them at the layer's own tolerances; 0.5 is the ceiling.
+    expected = [100 ** max(0.0, 1 - step / 4) for step in range(8)]
+    assert [s for s, _ in watch.training] == pytest.approx([1e-3 * f for f in expected])
+    assert [g for _, g in watch.training] == pytest.approx([min(1e-2 * f, 0.5) for f in expected])
+    assert set(watch.validation) == {(1e-3, 1e-2)}
+    assert (layer.solver, layer.gradient) == (solver, gradient)
+
+
+@pytest.mark.parametrize("options", [{"loosest": 0.5}, {"until": 0.0}, {"until": 1.1}])
+def test_options_out_of_range_are_refused(options):
+    with pytest.raises(ConfigError, match="loosest"):
+        FollowingTolerance(**options)
