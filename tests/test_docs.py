@@ -46,23 +46,34 @@ def test_the_solver_of_the_recipe_finds_the_equilibrium():
 def test_the_similarity_of_the_recipe_has_true_gradients():
     torch.manual_seed(0)
     recipe = run_examples("CONTRIBUTING.md")
-    operator, c, y, v = opteq.Dense(5, 3).double(), *torch.randn(3, 2, 5, dtype=torch.float64)
-    c.requires_grad_()
+    operator = opteq.Dense(5, 3).double()
+    c = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
+    y, v = torch.randn(2, 2, 5, dtype=torch.float64)
     y.requires_grad_()
-    similarity = recipe["LinearSimilarity"](c, operator.weights, operator)
+    similarity = recipe["LogCoshSimilarity"](c, operator.weights, operator)
     (gradient,) = torch.autograd.grad(similarity.value(y).sum(), y, create_graph=True)
     torch.testing.assert_close(similarity.gradient(y), gradient)
     linearization = similarity.linearize(y)
+    torch.testing.assert_close(linearization.gradient(), gradient)
     (product,) = torch.autograd.grad(gradient, y, v, retain_graph=True)
     torch.testing.assert_close(linearization.product(v), product)
     pullback = torch.autograd.grad((v * gradient).sum(), similarity.tensors)
     torch.testing.assert_close(linearization.pullback(v), pullback)
     dense = operator.weight.mT @ operator.weight
-    bound = similarity.hessian_bound().value
-    assert (bound >= torch.linalg.matrix_norm(dense, 2)).all()
+    assert (similarity.hessian_bound().value >= torch.linalg.matrix_norm(dense, 2)).all()
 
-    layer = opteq.EquilibriumLayer(recipe["LinearMap"](operator, opteq.Dense(4, 5)).double())
+    layer = opteq.EquilibriumLayer(recipe["LogCoshMap"](operator, opteq.Dense(4, 3)).double())
     layer.solver = opteq.Anderson(tol=1e-12)
     x = torch.randn(2, 4, dtype=torch.float64)
     z = layer(x)
-    torch.testing.assert_close(z, (z @ dense + layer.map.injection(x)).relu())
+    hidden = torch.tanh(z @ operator.weight.mT + layer.map.injection(x))
+    torch.testing.assert_close(z, (hidden @ operator.weight).relu())
+
+
+def test_the_own_similarity_of_the_recipe():
+    torch.manual_seed(0)
+    layer = run_examples("CONTRIBUTING.md")["layer"].double()
+    layer.solver = opteq.Anderson(tol=1e-12)
+    x = torch.randn(2, 4, dtype=torch.float64)
+    z = layer(x)
+    torch.testing.assert_close(z, (layer.map.U(x) - 0.2 * z / (1 + z.square())).relu())

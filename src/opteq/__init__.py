@@ -8,14 +8,20 @@ from opteq.layer import EquilibriumLayer, solve_log
 from opteq.maps.affine import AffineChange
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import GaussianMap
+from opteq.maps.kernel import KernelMap
 from opteq.maps.mixing import LinearMixing
 from opteq.maps.multiblock import MultiBlockOptEq
+from opteq.maps.multibranch import MOptEq
 from opteq.maps.optequnit import OptEqUnit
+from opteq.maps.own import SimilarityMap
+from opteq.maps.parallel import Parallel
 from opteq.maps.regularised import Regularised
 from opteq.maps.skip import MoreauSkip
 from opteq.maps.wide import WideOptEq
 from opteq.models.converter import from_feedforward
 from opteq.objectives.batch_regularisers import HSIC, Decorrelation, RandomFeatureHSIC
+from opteq.objectives.coupling import HeritageDiversity
+from opteq.objectives.inner_product import LinearKernel, PolynomialKernel, SigmoidKernel
 from opteq.objectives.patches import Patches
 from opteq.objectives.regularisers import AbsoluteNorm, Incay, SquaredNorm
 from opteq.operators.compose import Compose, DepthwiseSeparableConv2d
@@ -44,19 +50,27 @@ __all__ = [
     "DepthwiseSeparableConv2d",
     "EquilibriumLayer",
     "GaussianMap",
+    "HeritageDiversity",
     "Implicit",
     "Incay",
+    "KernelMap",
+    "LinearKernel",
     "LinearMixing",
+    "MOptEq",
     "MoreauSkip",
     "MultiBlockOptEq",
     "Nesterov",
     "OneStep",
     "OptEqUnit",
+    "Parallel",
     "Patches",
     "Phantom",
     "Picard",
+    "PolynomialKernel",
     "RandomFeatureHSIC",
     "Regularised",
+    "SigmoidKernel",
+    "SimilarityMap",
     "SquaredNorm",
     "Unrolled",
     "WideOptEq",

@@ -16,11 +16,17 @@ from opteq import (
     Dense,
     DepthwiseSeparableConv2d,
     GaussianMap,
+    HeritageDiversity,
+    KernelMap,
     LinearMixing,
+    MOptEq,
     MoreauSkip,
     OptEqUnit,
+    Parallel,
     Patches,
+    PolynomialKernel,
     Regularised,
+    SimilarityMap,
     SquaredNorm,
     WideOptEq,
 )
@@ -40,6 +46,7 @@ from opteq.activations import (
 from opteq.equation import Equation
 from opteq.maps.base import EquilibriumMap
 from opteq.operators.base import LinearOperator
+from tests.conformance.flat import Flattened
 from tests.conformance.reference import random
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -141,12 +148,40 @@ MAPS = {
         ),
         (1, 3, 2),
     ),
+    "kernel-linear": MapCase(lambda: KernelMap(Dense(4, 5), Dense(3, 4)), (3,)),
+    "kernel-polynomial": MapCase(lambda: KernelMap(Dense(4, 3), Dense(3, 4), "polynomial"), (3,)),
+    "kernel-sigmoid": MapCase(
+        lambda: KernelMap(Conv2d(2, 3), Conv2d(1, 2), "sigmoid", activation="tanh"), (1, 3, 2)
+    ),
 }
 
 
 def _units(*activations: str) -> list[OptEqUnit]:
     return [OptEqUnit(Dense(4, 3 + i), Dense(3, 3 + i), name) for i, name in enumerate(activations)]
 
+
+class Student(torch.nn.Module):
+    """`S(y; c) = -½ log(1 + ‖c - W y‖²)`, whose Hessian lies within `‖W‖²[-1, 1/8]`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.W = Dense(4, 5)
+        torch.nn.init.normal_(self.W.weight, std=0.2)
+
+    def forward(self, y: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+        return -0.5 * torch.log1p((c - self.W(y)).square().sum(1))
+
+
+# Maps whose contraction is an estimate.
+ESTIMATED_MAPS = {"own": MapCase(lambda: SimilarityMap(Student(), Dense(3, 5), 4), (3,))}
+
+# Similarities that are unbounded, or too steep for a contraction.
+STEEP_MAPS = {
+    "kernel-cubic": MapCase(lambda: KernelMap(Dense(4, 5), Dense(3, 4), PolynomialKernel(3)), (3,)),
+    "kernel-sigmoid-printed": MapCase(
+        lambda: KernelMap(Dense(4, 5), Dense(3, 4), "sigmoid", normalise=False), (3,)
+    ),
+}
 
 # Maps made of other maps.
 COMPOSED_MAPS = {
@@ -165,5 +200,38 @@ COMPOSED_MAPS = {
     "regularised-gradient": MapCase(lambda: Regularised(_units("tanh")[0], SquaredNorm(), 1.2), (3,)),
     "regularised-prox": MapCase(
         lambda: Regularised(_units("softplus")[0], AbsoluteNorm(), 0.02, "prox"), (3,)
+    ),
+    "parallel": MapCase(
+        lambda: Flattened(
+            Parallel(
+                [
+                    OptEqUnit(Conv2d(2, 3), Conv2d(2, 3), "tanh"),
+                    GaussianMap(Conv2d(3, 2), Compose(AveragePool(2, 2), Conv2d(2, 2)), gamma=0.5),
+                ]
+            )
+        ),
+        (2, 4, 4),
+    ),
+    "parallel-deep": MapCase(
+        lambda: Flattened(Parallel([DeepOptEq(_units("tanh", "elu"), 0.8), _units("softplus")[0]])), (3,)
+    ),
+    "branches": MapCase(
+        lambda: Flattened(MOptEq(_units("tanh", "relu", "elu"), HeritageDiversity(0.02, tau=0.2))), (3,)
+    ),
+    "branches-two-sizes": MapCase(
+        lambda: Flattened(
+            MOptEq(
+                [
+                    OptEqUnit(Conv2d(3, 2), Conv2d(2, 2), "softplus", mu=1.3, max_norm=0.9),
+                    OptEqUnit(Conv2d(3, 4), Compose(AveragePool(2, 2), Conv2d(2, 4)), "tanh", max_norm=0.8),
+                ],
+                HeritageDiversity(0.2, tau=0.3),
+                perturbation=0.1,
+            )
+        ),
+        (2, 4, 2),
+    ),
+    "branches-heritage": MapCase(
+        lambda: Flattened(MOptEq(_units("tanh", "softplus"), HeritageDiversity(diversity=False))), (3,)
     ),
 }

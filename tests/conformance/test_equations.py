@@ -14,12 +14,13 @@ from opteq.errors import NonFiniteError, ShapeError
 from opteq.layer import EquilibriumLayer
 from opteq.results import map_state
 from opteq.solvers.picard import Picard
-from tests.conformance.instances import COMPOSED_MAPS, MAPS, MapCase
+from tests.conformance.instances import COMPOSED_MAPS, ESTIMATED_MAPS, MAPS, MapCase
 from tests.conformance.reference import jacobian, matrix_of, random, spectral_norm
 
-every_map = pytest.mark.parametrize(
-    "case", [*MAPS.values(), *COMPOSED_MAPS.values()], ids=[*MAPS, *COMPOSED_MAPS]
-)
+BOUNDED = MAPS | COMPOSED_MAPS
+EVERY = BOUNDED | ESTIMATED_MAPS
+every_map = pytest.mark.parametrize("case", EVERY.values(), ids=EVERY)
+every_bounded_map = pytest.mark.parametrize("case", BOUNDED.values(), ids=BOUNDED)
 every_single_map = pytest.mark.parametrize("case", MAPS.values(), ids=MAPS)
 # Where the proximal step of the penalty is the activation.
 GRADIENT_STEPS = {
@@ -99,7 +100,7 @@ def test_the_symmetric_form_solves_the_adjoint_equation(case: MapCase, seed: int
     torch.testing.assert_close(form.leave(v, g), expected, rtol=1e-9, atol=1e-11)
 
 
-@every_map
+@every_bounded_map
 @given(seed=seeds)
 @settings(max_examples=8)
 @pytest.mark.spec("R1.1", "R6.4")

@@ -9,11 +9,11 @@ from torch.func import functional_call
 
 from opteq import Anderson, EquilibriumLayer, Implicit, OneStep, Phantom, Unrolled
 from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod
-from tests.conformance.instances import COMPOSED_MAPS, MAPS, MapCase
+from tests.conformance.instances import COMPOSED_MAPS, ESTIMATED_MAPS, MAPS, MapCase
 from tests.conformance.reference import jacobian, random
 
 # A chain of three has no symmetric form for conjugate gradients; see the tests of deep maps.
-CASES = MAPS | {name: case for name, case in COMPOSED_MAPS.items() if name != "deep-three"}
+CASES = MAPS | ESTIMATED_MAPS | {name: case for name, case in COMPOSED_MAPS.items() if name != "deep-three"}
 every_map = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 every_mode = pytest.mark.parametrize("training", [True, False], ids=["train", "eval"])
 METHODS = {

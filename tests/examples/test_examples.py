@@ -34,6 +34,26 @@ def test_convert_network():
     assert load("convert_network").main() <= 1e-5
 
 
+@pytest.mark.spec("R6.1")
+def test_own_similarity(tmp_path, capsys):
+    load("own_similarity").main(tmp_path / "figure.png", epochs=2)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert float(capsys.readouterr().out.split()[-1].rstrip("%")) > 90
+
+
+@pytest.mark.spec("R5.2")
+def test_the_width_of_the_diversity_makes_a_fixed_point(capsys):
+    rows = load("diversity_width").main(taus=(0.0, 1e-3))
+    assert "excess" in capsys.readouterr().out
+    (hard, soft), tau = [rows[tau] for tau in (0.0, 1e-3)], 1e-3
+    assert hard[2] > 1e-5
+    assert soft[2] <= 1e-10
+    assert soft[1] < 25
+    # The objective of the paper, and its D, change by less than τ.
+    assert abs(soft[3] / hard[3] - 1) < tau
+    assert abs(soft[4] / hard[4] - 1) < 1e-2 * tau
+
+
 def test_global_convergence_draws_its_figure(tmp_path, capsys):
     load("global_convergence").main(tmp_path / "figure.png", steps=5)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")

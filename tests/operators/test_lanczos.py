@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from opteq.operators.lanczos import largest_ritz_pair
+from opteq.operators.lanczos import extreme_ritz_values, largest_ritz_pair
 
 
 @pytest.mark.parametrize("steps", [3, 12, 40])
@@ -25,3 +25,26 @@ def test_a_start_in_an_invariant_space_and_the_zero_operator():
     value, vector = largest_ritz_pair(lambda v: 0 * v, start, 3)
     assert value == 0
     assert torch.isfinite(vector).all()
+
+
+@pytest.mark.parametrize("steps", [3, 8, 30])
+def test_extreme_values_of_many_matrices_lie_within_the_spectrum_and_reach_its_ends(steps):
+    torch.manual_seed(0)
+    matrices = torch.randn(5, 8, 8, dtype=torch.float64)
+    matrices = matrices + matrices.mT
+    matrices[1] = 3 * torch.eye(8)  # one step exhausts the space
+    matrices[2] = -torch.outer(matrices[0, 0], matrices[0, 0])
+    matrices[3] = 0
+    values = torch.linalg.eigvalsh(matrices)
+    like = torch.zeros(5, 2, 4, dtype=torch.float64)
+
+    def product(v):
+        return (matrices @ v.flatten(1)[..., None]).view_as(v)
+
+    smallest, largest = extreme_ritz_values(product, like, steps)
+    assert (smallest >= values[:, 0] - 1e-12).all()
+    assert (largest <= values[:, -1] + 1e-12).all()
+    # The first is generic; the others have one or two different eigenvalues.
+    reached = slice(None) if steps >= 8 else slice(1, 4)
+    torch.testing.assert_close(smallest[reached], values[reached, 0], rtol=1e-11, atol=1e-11)
+    torch.testing.assert_close(largest[reached], values[reached, -1], rtol=1e-11, atol=1e-11)

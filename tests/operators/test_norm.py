@@ -68,3 +68,14 @@ def test_data_parallel_processes_start_alike():
     state = torch.get_rng_state()
     assert torch.equal(first.norm((20,)), second.norm((20,)))
     assert torch.equal(state, torch.get_rng_state())  # nor do they touch the global generator
+
+
+def test_what_inference_mode_computed_serves_a_backward_pass():
+    operator = Conv2d(3, 4, 3)
+    with torch.inference_mode():
+        norm, bound = operator.norm((3, 5, 5)), operator.norm_bound((3, 5, 5))
+    assert not bound.is_inference()
+    again = operator.norm((3, 5, 5))
+    assert torch.equal(again, norm)
+    (gradient,) = torch.autograd.grad(again * operator.norm_bound((3, 5, 5)).float(), operator.weight)
+    assert gradient.norm() > 0

@@ -6,9 +6,12 @@ import torch
 from opteq import Dense, EquilibriumLayer, GaussianMap, Picard
 from opteq.errors import ConfigError
 from opteq.theory.bounds import (
+    geq_generalization_bound,
     kernel_weight_bound,
     optequnit_generalization_bound,
     optequnit_similarity_bound,
+    published_lipschitz_geq,
+    published_lipschitz_optequnit,
 )
 
 EXAMPLE = {
@@ -50,6 +53,53 @@ def test_the_generalization_bound_is_monotone(name, larger, grows):
     before = optequnit_generalization_bound(**EXAMPLE).value
     after = optequnit_generalization_bound(**(EXAMPLE | {name: larger})).value
     assert (after > before) == grows
+
+
+GAUSSIAN = EXAMPLE | {"largest_weight": 0.8}
+
+
+@pytest.mark.spec("R6.7")
+def test_the_generalization_bound_of_geq_by_hand():
+    # r = 0.8; 2·0.8·(1/16)·2 + 2·(2·0.5·0.8 + 1)·0.8·0.5·2 + 0.64 = 0.2 + 2.88 + 0.64
+    divergence = 16 * 3 * math.log(72) * 3.72**2 * 4 / (0.25 * 0.8**4)
+    expected = 4 * math.sqrt((divergence + math.log(6 * 101 * math.sqrt(101) / 0.1)) / 100)
+    bound = geq_generalization_bound(**GAUSSIAN)
+    assert bound.value.item() == pytest.approx(expected, rel=1e-12)
+    assert any("does not change" in text for text in bound.assumptions)
+
+
+@pytest.mark.spec("R6.7")
+@pytest.mark.parametrize(
+    ("name", "larger", "grows"),
+    [
+        ("margin", 0.6, False),
+        ("input_norm", 1.5, True),
+        ("norm", 0.6, True),
+        ("gram_norm", 0.5, True),
+        ("largest_weight", 0.9, True),
+        ("weights_norm", 3.0, True),
+        ("width", 4, True),
+        ("samples", 1000, False),
+        ("confidence", 0.99, True),
+    ],
+)
+def test_the_generalization_bound_of_geq_is_monotone(name, larger, grows):
+    before = geq_generalization_bound(**GAUSSIAN).value
+    after = geq_generalization_bound(**(GAUSSIAN | {name: larger})).value
+    assert (after > before) == grows
+
+
+@pytest.mark.spec("R6.7")
+def test_geq_is_bounded_tighter_under_the_conditions_of_remark_1():
+    sizes = EXAMPLE | {"norm": 0.97, "gram_norm": 0.94}
+    tight = geq_generalization_bound(**sizes, largest_weight=0.5).value
+    assert tight < optequnit_generalization_bound(**sizes).value
+
+
+@pytest.mark.parametrize("value", [0.0, 1.1, -1])
+def test_the_generalization_bound_of_geq_refuses_impossible_weights(value):
+    with pytest.raises(ConfigError, match=r"`largest_weight` to be in \(0, 1\]"):
+        geq_generalization_bound(**(GAUSSIAN | {"largest_weight": value}))
 
 
 @pytest.mark.parametrize(
@@ -109,3 +159,45 @@ def test_the_weights_of_unlike_inputs():
     product = (products[0] * products[1]).detach()
     assert (product <= bound).all()
     assert (product > 0.2 * bound).any()
+
+
+@pytest.mark.spec("R6.7")
+def test_the_printed_bound_on_the_weights_of_geq_fails():
+    # W = 0 and x_2 = -x_1: the statement's D e^{-γσ²‖x_1-x_2‖²}, D = 1, lies below β_1β_2; a fourth of the
+    # exponent, as its proof has it, does not.
+    gamma, x1 = 0.4, torch.tensor([[1.0, 0.5]], dtype=torch.float64)
+    unit = GaussianMap(Dense(2, 2), Dense(2, 2), gamma=gamma, bias=False).double()
+    with torch.no_grad():
+        unit.W.weight.zero_()
+        unit.injection.operator.weight.copy_(torch.eye(2))
+    weights = [unit.bind(x).similarity.attention(torch.zeros(1, 2).double()) for x in (x1, -x1)]
+    product = weights[0] * weights[1]
+    printed = torch.exp(-gamma * (2 * x1).square().sum())
+    assert product > 2 * printed
+    assert (product <= kernel_weight_bound(x1, -x1, gamma, 1.0, 0.0, 1.0).value).all()
+
+
+@pytest.mark.spec("R6.7")
+def test_proposition_3_by_hand():
+    assert published_lipschitz_optequnit(0.5).value.item() == pytest.approx(0.5 / 0.75, rel=1e-12)
+    # 0.4·0.25 + 0.6·2·0.125 = 0.25
+    bound = published_lipschitz_geq(0.4, 0.5, 0.36, 2.0)
+    assert bound.value.item() == pytest.approx(1 / 3, rel=1e-12)
+    assert any("γ is fixed" in text for text in bound.assumptions)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((1.1, 0.5, 0.3, 1.0), "`largest_weight`"),
+        ((0.5, 1.0, 0.3, 1.0), "`norm`"),
+        ((0.5, 0.5, 0.0, 1.0), "`gamma`"),
+        ((0.5, 0.5, 0.3, -1.0), "`size`"),
+        ((1.0, 0.99, 1.0, 3.0), r"below 1, got 3.89; use `equilibrium_lipschitz`"),
+    ],
+)
+def test_proposition_3_refuses_what_it_does_not_admit(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        published_lipschitz_geq(*arguments)
+    with pytest.raises(ConfigError, match="`norm`"):
+        published_lipschitz_optequnit(1.0)

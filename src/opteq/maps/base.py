@@ -50,17 +50,27 @@ class Injection(nn.Module):
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
     def forward(self, x: State) -> Tensor:
-        if not isinstance(x, Tensor):
-            raise ShapeError(f"Expected `x` to be one tensor, got {type(x).__name__}.")
-        c = self.operator(x)
+        c = inject(self.operator, x)
         if c.dim() < 2 or c.shape[1] != self.channels:
             raise ShapeError(f"Expected `U` to give (batch, {self.channels}, ...), got {tuple(c.shape)}.")
         if self.bias is not None:
             c = c + self.bias.view(-1, *[1] * (c.dim() - 2))
-        # Under autocast the operators run in low precision, the state does not.
-        if torch.is_autocast_enabled(c.device.type) and c.dtype in (torch.bfloat16, torch.float16):
-            c = c.float()
         return fast_layout(c)
+
+
+def inject(operator: nn.Module, x: State) -> Tensor:
+    """`U x`, in the dtype that equations iterate in.
+
+    Raises:
+        ShapeError: if `x` is not one tensor.
+    """
+    if not isinstance(x, Tensor):
+        raise ShapeError(f"Expected `x` to be one tensor, got {type(x).__name__}.")
+    c = operator(x)
+    # Under autocast the operators run in low precision, the state does not.
+    if torch.is_autocast_enabled(c.device.type) and c.dtype in (torch.bfloat16, torch.float16):
+        c = c.float()
+    return c
 
 
 def fast_layout(x: Tensor) -> Tensor:

@@ -17,8 +17,8 @@ from opteq.operators.base import LinearOperator
 from opteq.operators.constraint import constrained_weights
 from opteq.results import State
 
-# The largest patch weight at the start is e^{-0.2} = 0.82 under the adaptive rule.
-_ADAPTIVE_NUMERATOR = 0.2
+ADAPTIVE_NUMERATOR = 0.2
+"""`γM` under the adaptive rule: the largest patch weight at the start is `e^{-0.2} = 0.82`."""
 # A patch that starts (nearly) at its injection must not make every other weight underflow.
 _SMALLEST_SHARE = 1e-2
 
@@ -118,7 +118,7 @@ class GaussianMap(EquilibriumMap):
             start = self.patches.split(c)
             distance = (start * (start if gram is None else start @ gram)).sum(-1)
             floor = (_SMALLEST_SHARE * distance.mean(1)).clamp(min=torch.finfo(c.dtype).eps)
-            gamma = _ADAPTIVE_NUMERATOR / torch.maximum(distance.amin(1), floor)
+            gamma = ADAPTIVE_NUMERATOR / torch.maximum(distance.amin(1), floor)
         return gamma.detach() if self.detach_gamma else gamma
 
     def extra_repr(self) -> str:

@@ -63,21 +63,29 @@ class SimilarityEquation(Equation):
         """`y ↦ σ(y + t (∇S(y) - y))` with `t = 1/(1 + ‖∇²S‖)`, a proximal gradient step on `G`.
 
         `½‖y‖² - S` is smooth with constant `1 + ‖∇²S‖`, more than 1 where `∇²S` has negative
-        eigenvalues. The proximal operator of `t f` equals `σ` only where `f` is an indicator.
+        eigenvalues; every sample has a `t` of its own. The proximal operator of `t f` equals `σ` only where
+        `f` is an indicator.
         """
         if not self.activation.indicator:
             raise ConfigError(
                 f"Nesterov on a kernel map needs an activation whose penalty is an indicator (ReLU, HardTanh,"
                 f" Identity), not {self.activation}; use Anderson."
             )
-        bound = self.similarity.hessian_bound().value.max().item()
-        step = 1 / (1 + bound)
+        bound = self.similarity.hessian_bound()
+        if bound.kind == "estimate" or not bool(torch.isfinite(bound.value).all()):
+            raise ConfigError(
+                f"Nesterov needs a bound on the Hessian, and {type(self.similarity).__name__} has none here;"
+                " use Anderson."
+            )
+        start = self.initial()
+        inverse_step = 1 + bound.value
+        step = inverse_step.reciprocal().to(start.dtype).view(-1, *[1] * (start.dim() - 1))
 
         def proximal_step(state: State) -> Tensor:
             assert isinstance(state, Tensor)
             return self.activation(torch.lerp(state, self.similarity.gradient(state), step))
 
-        return proximal_step, 1 / step
+        return proximal_step, inverse_step.max().item()
 
 
 class _SimilarityLinearization(Linearization):

@@ -122,13 +122,15 @@ class LinearOperator(nn.Module, ABC):
         known = self._bound
         if known is not None and known.serves(domain, weights, self._sharp):
             return known.value
-        with torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad():
             value = self.compute_norm_bound(weights, domain)
             if self._sharp:
                 value = torch.minimum(value, _dense_norm_bound(self, weights, domain).to(value))
-        self._bound = _Bound(domain, _copy(weights), value, self._sharp)
+            self._bound = _Bound(domain, _copy(weights), value, self._sharp)
         return value
 
+    # What is kept must serve a later backward pass too, which tensors of inference mode cannot.
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _singular_vector(self, domain: tuple[int, ...]) -> Tensor:
         weights = tuple(w.detach() for w in self.weights)

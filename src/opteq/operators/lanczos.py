@@ -1,4 +1,4 @@
-"""The largest eigenvalue of a positive semidefinite operator."""
+"""Extreme eigenvalues of symmetric operators."""
 
 from __future__ import annotations
 
@@ -37,3 +37,42 @@ def largest_ritz_pair(product: Callable[[Tensor], Tensor], start: Tensor, steps:
     values, vectors = torch.linalg.eigh((projected + projected.mT) / 2)
     vector = vectors[:, -1].to(known.dtype) @ known
     return values[-1].item(), (vector / vector.norm()).view_as(start)
+
+
+def extreme_ritz_values(
+    product: Callable[[Tensor], Tensor], like: Tensor, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Smallest and largest Ritz values of one symmetric operator per sample (Lanczos 1950).
+
+    Both lie within the spectrum, to rounding, and tend to its ends as `steps` grows. Every sample starts
+    from the same direction, so that its values do not depend on the batch.
+
+    Args:
+        product: `v ↦ A v` sample by sample, on tensors like `like`.
+        like: `(batch, ...)`, for shape, dtype and device.
+        steps: most products.
+
+    Returns:
+        Two tensors `(batch,)` in float64.
+    """
+    start = torch.randn(like[:1].shape, generator=torch.Generator().manual_seed(0)).to(like)
+    direction = start.expand_as(like).flatten(1)
+    basis, images = [], []
+    for _ in range(min(steps, direction.shape[1])):
+        length = direction.norm(dim=1, keepdim=True)
+        scale = images[-1].norm(dim=1, keepdim=True) if images else 0 * length
+        # What is left after orthogonalisation is rounding once the space of a sample is exhausted.
+        alive = length > 10 * torch.finfo(like.dtype).eps * scale
+        basis.append(torch.where(alive, direction / length, 0))
+        images.append(product(basis[-1].view_as(like)).flatten(1))
+        known = torch.stack(basis, 1)
+        direction = images[-1]
+        for _ in range(2):
+            direction = direction - ((known @ direction[..., None]).mT @ known)[:, 0]
+    known = torch.stack(basis, 1)
+    projected = (known @ torch.stack(images, 1).mT).double()
+    # An exhausted space adds rows of zeros; a Rayleigh quotient in their place adds nothing.
+    exhausted = (known.norm(dim=2) == 0).double()
+    projected = projected + torch.diag_embed(exhausted * projected[:, :1, 0])
+    values = torch.linalg.eigvalsh((projected + projected.mT) / 2)
+    return values[:, 0], values[:, -1]

@@ -35,7 +35,7 @@ class AveragePool(FixedOperator):
         return F.avg_pool2d(x, self.factor)
 
     def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        return F.interpolate(y, scale_factor=self.factor, mode="nearest") / self.factor**2
+        return F.interpolate(y / self.factor**2, scale_factor=self.factor, mode="nearest")
 
     def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
         self._check(domain[1:])

@@ -50,23 +50,128 @@ def optequnit_generalization_bound(
     Raises:
         ConfigError: for numbers that the proposition does not admit.
     """
-    _require(margin > 0, "margin", "positive", margin)
+    _check_norms(norm, gram_norm, input_norm)
+    rest = 1 - gram_norm
+    sensitivity = 2 * norm * (input_norm + 1) * (norm**2 + rest) + rest**2
+    value = _margin_bound(sensitivity / rest**2, margin, weights_norm, width, samples, confidence)
+    return Certificate(torch.tensor(value, dtype=torch.float64), "bound", _PAC_BAYES)
+
+
+def geq_generalization_bound(
+    margin: float,
+    input_norm: float,
+    norm: float,
+    gram_norm: float,
+    largest_weight: float,
+    weights_norm: float,
+    width: int,
+    samples: int,
+    confidence: float = 0.95,
+) -> Certificate:
+    """`optequnit_generalization_bound` for the plain Gaussian map, `y = σ(βWᵀ(U x + b - W y))`.
+
+    With `β = e^{-γ‖U x + b - W y‖²} ≤ β_max` and `r = 1 - β_max m` (Li et al. 2023, Eq. 37)
+
+        KL = 16 h ln(24h) (2β_maxμ⁴(B+1) + 2(2μβ_max + 1) r μ(B+1) + r²)² N² / (η² r⁴),
+
+    again with the factors 2 and `B + 1` that the printed statement has lost. The proof takes `β` for a
+    constant when it perturbs the weights, which is an assumption and not a fact.
+
+    Args:
+        margin: `η`, by which the right class must lead.
+        input_norm: `B ≥ ‖x‖`.
+        norm: `μ`, the largest norm of `U, W, W_c, b`, below 1.
+        gram_norm: `m = ‖WᵀW‖₂`, below 1.
+        largest_weight: `β_max`, in (0, 1].
+        weights_norm: `N`, with `N² = ‖WᵀW‖_F² + ‖U‖_F² + ‖b‖² + ‖W_c‖_F² + ‖b_c‖²`.
+        width: `h`, the largest number of rows or columns of the weights.
+        samples: `M`.
+        confidence: `1 - δ`.
+
+    Raises:
+        ConfigError: for numbers that the proposition does not admit.
+    """
+    _check_norms(norm, gram_norm, input_norm)
+    _require(0 < largest_weight <= 1, "largest_weight", "in (0, 1]", largest_weight)
+    rest = 1 - largest_weight * gram_norm
+    factor = largest_weight * norm**3 + (2 * norm * largest_weight + 1) * rest
+    sensitivity = 2 * norm * (input_norm + 1) * factor + rest**2
+    value = _margin_bound(sensitivity / rest**2, margin, weights_norm, width, samples, confidence)
+    constant = "The kernel weight does not change when the parameters are perturbed, as the proof presumes."
+    return Certificate(torch.tensor(value, dtype=torch.float64), "bound", (*_PAC_BAYES, constant))
+
+
+_PAC_BAYES = ("The activation is ReLU.", "Training samples are independent.", "Every input has ‖x‖ ≤ B.")
+
+
+def _check_norms(norm: float, gram_norm: float, input_norm: float) -> None:
     _require(0 < norm < 1, "norm", "in (0, 1)", norm)
     _require(0 <= gram_norm < 1, "gram_norm", "in [0, 1)", gram_norm)
     _require(input_norm >= 0, "input_norm", "at least 0", input_norm)
+
+
+def _margin_bound(
+    sensitivity: float, margin: float, weights_norm: float, width: int, samples: int, confidence: float
+) -> float:
+    """The PAC-Bayes bound of a model whose logits change by `sensitivity` per perturbation of its weights."""
+    _require(margin > 0, "margin", "positive", margin)
     _require(weights_norm >= 0, "weights_norm", "at least 0", weights_norm)
     _require(width >= 1, "width", "at least 1", width)
     _require(samples >= 2, "samples", "at least 2", samples)
     _require(0 < confidence < 1, "confidence", "in (0, 1)", confidence)
-    rest = 1 - gram_norm
-    sensitivity = 2 * norm * (input_norm + 1) * (norm**2 + rest) + rest**2
-    divergence = 16 * width * math.log(24 * width) * (sensitivity * weights_norm / (margin * rest**2)) ** 2
+    divergence = 16 * width * math.log(24 * width) * (sensitivity * weights_norm / margin) ** 2
     union = math.log(6 * samples**1.5 / (1 - confidence))
-    value = 4 * math.sqrt((divergence + union) / (samples - 1))
+    return 4 * math.sqrt((divergence + union) / (samples - 1))
+
+
+def published_lipschitz_optequnit(norm: float) -> Certificate:
+    """`Lip(x → y*) ≤ μ/(1 - μ²)` for `y = σ(WᵀW y + U x + b)` (Li et al. 2023, Proposition 3).
+
+    Args:
+        norm: `μ ≥ ‖W‖, ‖U‖`, below 1.
+
+    Raises:
+        ConfigError: if `μ` is not in [0, 1).
+    """
+    _require(0 <= norm < 1, "norm", "in [0, 1)", norm)
+    value = torch.tensor(norm / (1 - norm**2), dtype=torch.float64)
+    return Certificate(value, "bound", ("The activation is ReLU.",))
+
+
+def published_lipschitz_geq(largest_weight: float, norm: float, gamma: float, size: float) -> Certificate:
+    """`Lip(x → y*) ≤ a/(1 - a)`, `a = β_maxμ² + √γBμ³`, for the plain Gaussian map.
+
+    Li et al. 2023, Proposition 3, for GEQ. It holds as printed, though its proof loses a factor, but says
+    less than `equilibrium_lipschitz`: an equilibrium has `⟨Wᵀr, y⟩ ≥ 0` with `r = U x - W y`, so that
+    `‖r‖ ≤ ‖U x‖ ≤ μB`, and with `u = γ‖r‖²` the sum `β_max + √γBμ ≥ e^{-u} + √u` is at least 1. The bound is
+    never below `μ²/(1 - μ²)`.
+
+    Args:
+        largest_weight: `β_max ≥ e^{-γ‖U x - W y‖²}`.
+        norm: `μ ≥ ‖W‖, ‖U‖`, below 1.
+        gamma: `γ`.
+        size: `B ≥ ‖x‖, ‖y‖`.
+
+    Raises:
+        ConfigError: for numbers that the proposition does not admit, or `a ≥ 1`.
+    """
+    _require(0 <= largest_weight <= 1, "largest_weight", "in [0, 1]", largest_weight)
+    _require(0 <= norm < 1, "norm", "in [0, 1)", norm)
+    _require(gamma > 0, "gamma", "positive", gamma)
+    _require(size >= 0, "size", "at least 0", size)
+    rate = largest_weight * norm**2 + math.sqrt(gamma) * size * norm**3
+    if rate >= 1:
+        raise ConfigError(
+            f"Proposition 3 needs β_maxμ² + √γBμ³ below 1, got {rate:.3g}; use `equilibrium_lipschitz`."
+        )
     return Certificate(
-        torch.tensor(value, dtype=torch.float64),
+        torch.tensor(rate / (1 - rate), dtype=torch.float64),
         "bound",
-        ("The activation is ReLU.", "Training samples are independent.", "Every input has ‖x‖ ≤ B."),
+        (
+            "The activation is ReLU, and there are no patches and no bias.",
+            "γ is fixed.",
+            "β_max and B hold for all inputs on the segment between the two that are compared.",
+        ),
     )
 
 

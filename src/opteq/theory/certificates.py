@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,14 +10,14 @@ from torch import Tensor
 from opteq.equation import Equation
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
+from opteq.maps.multibranch import MultiBranchEquation
 from opteq.maps.similarity import SimilarityEquation
-from opteq.objectives.gaussian import GaussianSimilarity
 from opteq.operators.base import sharp_norms
 from opteq.results import Certificate, State, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import row_norms, solve_fixed_point
 from opteq.solvers.space import Space
-from opteq.theory.lipschitz import CONCAVITY
+from opteq.theory.minimisers import largest_curvature
 
 _REFERENCE = Anderson(tol=1e-12, max_steps=2000)
 
@@ -55,7 +55,7 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
     The layer runs as it is; its answer is then examined in float64, with the same weights. Where `T`
     contracts with constant `L < 1`, the Banach fixed-point theorem gives
     `‖z - z*‖ ≤ ‖T(z) - z‖ / (1 - L)`. Gaussian kernel maps have a sharper bound, see
-    `distance_factor`.
+    `distance_factor`, and so have coupled branches, see `MultiBranchEquation.distance_bound`.
 
     Args:
         layer: the layer.
@@ -78,7 +78,11 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
     gap = row_norms(space.flatten(reference) - space.flatten(z))
     with sharp_norms(layer.map):
         contraction, local = equation.contraction(), equation.contraction(z)
-        factor = distance_factor(equation)
+        if isinstance(equation, MultiBranchEquation):
+            distance = equation.distance_bound(z)
+        else:
+            factor = distance_factor(equation)
+            distance = replace(factor, value=change * factor.value)
     objective = at_reference = None
     if equation.has_energy:
         objective = equation.energy(z)
@@ -88,7 +92,7 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
         change / row_norms(image).clamp(min=torch.finfo(torch.float64).tiny),
         contraction,
         local,
-        Certificate(change * factor.value, factor.kind, factor.assumptions),
+        distance,
         Certificate(gap.where(info.converged, torch.nan), "estimate", ("The reference is the equilibrium.",)),
         objective,
         at_reference,
@@ -98,15 +102,15 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
 def distance_factor(equation: Equation) -> Certificate:
     """`(batch,)` `κ` with `‖z - z*‖ ≤ κ ‖T(z) - z‖`; infinite where none is known.
 
-    `1 / (1 - L)` where `T` contracts with constant `L`. A Gaussian similarity with `∇²S ⪯ h I` and
-    `‖∇²S‖ ≤ s` makes `G = f + ½‖·‖² - S` strongly convex with modulus `m = 1 - h`, `h = 2e^{-3/2}s`.
-    The image `p = T(y)` has the subgradient `(∇S(y) - ∇S(p))`, no longer than `s‖y - p‖`, hence
-    `‖p - y*‖ ≤ (s/m)‖y - p‖` and `κ = 1 + s/m`, which stays finite up to `s = 2.24`.
+    `1 / (1 - L)` where `T` contracts with constant `L`. A similarity with `∇²S ⪯ h I` and `‖∇²S‖ ≤ s` makes
+    `G = f + ½‖·‖² - S` strongly convex with modulus `m = 1 - h`. The image `p = T(y)` has the
+    subgradient `(∇S(y) - ∇S(p))`, no longer than `s‖y - p‖`, hence `‖p - y*‖ ≤ (s/m)‖y - p‖` and
+    `κ = 1 + s/m`. For the Gaussian `h = 2e^{-3/2}s`, and `κ` stays finite up to `s = 2.24`.
     """
     contraction = equation.contraction()
     value = torch.where(contraction.value < 1, 1 / (1 - contraction.value), torch.inf)
-    if isinstance(equation, SimilarityEquation) and isinstance(equation.similarity, GaussianSimilarity):
+    if isinstance(equation, SimilarityEquation):
         s = equation.similarity.hessian_bound().value
-        modulus = 1 - CONCAVITY * s
+        modulus = 1 - largest_curvature(equation.similarity).value
         value = torch.minimum(value, torch.where(modulus > 0, 1 + s / modulus, torch.inf))
     return Certificate(value, contraction.kind, contraction.assumptions)

@@ -8,19 +8,27 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from opteq.activations import ReLU
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
 from opteq.maps.base import EquilibriumMap, state_shape
 from opteq.maps.deep import DeepOptEq
-from opteq.maps.gaussian import GaussianMap
-from opteq.maps.optequnit import OptEqUnit
+from opteq.maps.gaussian import ADAPTIVE_NUMERATOR, GaussianMap
+from opteq.maps.kernel import KernelMap
+from opteq.maps.optequnit import OptEqEquation, OptEqUnit
 from opteq.objectives.gaussian import GaussianSimilarity
+from opteq.objectives.inner_product import LinearKernel
+from opteq.objectives.patches import WholeSample
 from opteq.operators.base import LinearOperator, sharp_norms
 from opteq.operators.conv import circular_norm
 from opteq.results import Certificate
+from opteq.theory.bounds import published_lipschitz_geq, published_lipschitz_optequnit
 
 CONCAVITY = 2 * math.exp(-1.5)
 """`A = e^{-u}(I - 2γrrᵀ)` with `u = γ‖r‖²` has no eigenvalue below minus this, reached at `u = 3/2`."""
+
+# `max d^{3/2}e^{-γd} · ‖dγ/dc‖` in units of `‖W_h‖²`, with γ = 0.2/M.
+_ADAPTIVE_PUSH = 2 * (1.5 / math.e) ** 1.5 / math.sqrt(ADAPTIVE_NUMERATOR)
 
 
 @torch.no_grad()
@@ -36,15 +44,19 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: Tensor) -> Certificate:
     - for `GaussianMap` with fixed `γ`, `dy = D^½(I + D^½WᵀAWD^½)⁻¹D^½WᵀA dc` with
       `-2e^{-3/2}I ⪯ A ⪯ I`, hence `‖U‖ · L_σs / (1 - 2e^{-3/2}L_σs²)`; patches put `‖W_h‖²` beside `s`
       and `s²`. Any admissible activation will do, where Li et al. 2023, Proposition 3, ask for a ReLU;
+    - for `GaussianMap` with adaptive `γ`, which changes with `x`, `1 + 2√N (3/2e)^{3/2}/√0.2`, with `N` the
+      number of patches, times as much. `γ = 0.2/M` has `‖dγ‖ ≤ 0.4M^{-3/2}‖W_h‖‖dc‖`, and the forces
+      `e^{-γd}G r` change with `γ` at most by `d^{3/2}e^{-γd}‖W_h‖ ≤ (3/2eγ)^{3/2}‖W_h‖`: `γ` cancels;
+    - for a linear `KernelMap`, `‖U‖ · L_σ / (1 - L_σs²)`, by the same argument as for `OptEqUnit`;
     - for `DeepOptEq`, whose map has constants `a` in `x` and `q` in `z`, `a / (1 - q)`.
 
     Args:
-        map: an `OptEqUnit`, a `DeepOptEq` or a `GaussianMap`.
+        map: an `OptEqUnit`, a `DeepOptEq`, a `GaussianMap` or a linear `KernelMap`.
         x: a batch of inputs; only its shape matters.
 
     Raises:
-        ConfigError: for other maps, an adaptive `γ` (which changes with `x`), norms too large for a
-            bound, or a `U` without a known Lipschitz constant.
+        ConfigError: for other maps, norms too large for a bound, or a `U` without a known Lipschitz
+            constant.
     """
     with sharp_norms(map):
         match map:
@@ -54,6 +66,9 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: Tensor) -> Certificate:
                 push, pull = _deep_rates(map, x)
             case GaussianMap():
                 push, pull = _gaussian_rates(map, x)
+            case KernelMap(kernel=LinearKernel()):
+                push = map.activation.lipschitz * _bound(map.injection.operator, x)
+                pull = map.bind(x).contraction().value.max().item()
             case _:
                 raise ConfigError(f"No Lipschitz bound is known for {type(map).__name__}.")
     if pull >= 1:
@@ -84,17 +99,64 @@ def _deep_rates(deep: DeepOptEq, x: Tensor) -> tuple[float, float]:
 
 
 def _gaussian_rates(map: GaussianMap, x: Tensor) -> tuple[float, float]:
-    if map.gamma == "adaptive":
-        raise ConfigError(
-            "No Lipschitz bound is known for an adaptive `gamma`, which changes with the input; fix it."
-        )
     equation = map.bind(x)
     similarity = equation.similarity
     assert isinstance(similarity, GaussianSimilarity)
     s = similarity.operator.norm_bound(tuple(similarity.zero.shape[1:]), similarity.weights).item()
     curvature = equation.contraction().value.max().item()  # L_σ s² ‖W_h‖²
     push = curvature / s * _bound(map.injection.operator, x) if s else 0.0
+    if map.gamma == "adaptive":
+        patches = similarity.split(similarity.injection).shape[1]
+        push *= 1 + math.sqrt(patches) * _ADAPTIVE_PUSH
     return push, CONCAVITY * curvature
+
+
+@torch.no_grad()
+def published_lipschitz(layer: EquilibriumLayer, x: Tensor) -> Certificate:
+    """Li et al. 2023, Proposition 3, as printed, with its quantities measured on a batch.
+
+    `opteq.theory.bounds.published_lipschitz_geq` or `…_optequnit` with `μ` the larger of the bounds on `‖U‖`
+    and `‖W‖`, `β_max` and `B` the largest over the batch. The proposition bounds the change of `y`; for an
+    `OptEqUnit`, which gives `z = Wᵀy/μ`, the bound is carried over with the norm of `W`. Compare with
+    `equilibrium_lipschitz`, which needs no measured quantity.
+
+    Args:
+        layer: of an `OptEqUnit` with `mu=1`, or of a `GaussianMap` without patches and bias, with fixed
+            `γ`; with ReLU.
+        x: a batch of inputs, `(batch, ...)`.
+
+    Raises:
+        ConfigError: if the proposition does not apply; the message says why.
+    """
+    match layer.map:
+        case OptEqUnit(mu=1.0, activation=ReLU()) as map:
+            pass
+        case GaussianMap(patches=WholeSample(), gamma=float() | int(), activation=ReLU()) as map:
+            if map.injection.bias is not None:
+                raise ConfigError("Proposition 3 presumes that there is no bias; use bias=False.")
+        case map:
+            raise ConfigError(
+                "Proposition 3 is about an OptEqUnit with mu=1 or a GaussianMap without patches, with fixed"
+                f" `gamma`, both with ReLU; got {map}. Use `equilibrium_lipschitz`."
+            )
+    with sharp_norms(map):
+        equation = map.bind(x)
+        y = layer(x)
+        assert isinstance(y, Tensor)
+        if isinstance(equation, OptEqEquation):
+            shape = state_shape(equation.operator, equation.injection)
+            s = equation.operator.norm_bound(shape, equation.weights).item()
+            bound = published_lipschitz_optequnit(max(s, _bound(map.injection.operator, x)))
+            return Certificate(s * bound.value, bound.kind, bound.assumptions)
+        similarity = equation.similarity
+        assert isinstance(similarity, GaussianSimilarity)
+        s = similarity.operator.norm_bound(tuple(similarity.zero.shape[1:]), similarity.weights).item()
+        return published_lipschitz_geq(
+            similarity.attention(y).max().item(),
+            max(s, _bound(map.injection.operator, x)),
+            similarity.gamma.max().item(),
+            max(t.flatten(1).norm(dim=1).max().item() for t in (x, y)),
+        )
 
 
 @torch.no_grad()

@@ -1,0 +1,121 @@
+"""Maps of kernels of an inner product."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import torch
+from torch import Tensor, nn
+
+from opteq.activations import Activation, get_activation
+from opteq.errors import ConfigError
+from opteq.maps.base import EquilibriumMap, Injection, expect_operator
+from opteq.maps.similarity import SimilarityEquation
+from opteq.objectives.inner_product import (
+    InnerProductKernel,
+    InnerProductSimilarity,
+    get_kernel,
+    inner_product,
+)
+from opteq.operators.base import LinearOperator
+from opteq.operators.constraint import constrained_weights
+from opteq.results import State
+
+# Half of the room below the ceiling is for the kernel, half for W.
+_SHARE = 0.5
+
+
+class KernelMap(EquilibriumMap):
+    """`y = σ(WᵀW y + k'(⟨c, y⟩/n) c)`, `c = U x + b`: linear, polynomial and sigmoid kernels.
+
+    Equilibria are stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - n k(⟨c, y⟩/n) - ½‖W y‖²`; `n = 1` gives the
+    models of Li et al. 2023, Table 4, and the linear kernel that of OptEq, in terms of `y`.
+
+    | kernel | `k(t)` | `k'(t)` |
+    |---|---|---|
+    | `"linear"` | `t` | `1` |
+    | `"polynomial"` | `(1 + t)²` | `2(1 + t)` |
+    | `"sigmoid"` | `tanh t` | `1 - tanh² t` |
+
+    The curvature of the kernel along `c` is `|k''|‖c‖²/n`. With `n = 1` and a large injection the map is far
+    from a contraction, and plain iteration fails. So with `normalise`, `n = max(1, K‖c‖²/(½ζ²))` per sample,
+    `K` the largest `|k''(t)|` on `|t| ≤ 1`, and `‖W‖² ≤ ½ζ²`: together they keep `‖∇²S‖ ≤ ζ²`, at every state
+    for the sigmoid and for degree 2. Polynomials of higher degree are unbounded, and so are their
+    objectives; but with `offset=1` and an activation with `σ(0) = 0` the map takes the ball
+    `‖y‖ ≤ n/‖c‖`, in which `|t| ≤ 1`, into itself and contracts there, so that the equilibrium that
+    solves reach from zero is the only one near. Without `normalise` a step short enough for any
+    injection is that of `Nesterov`.
+
+    State and readout: `y`, of shape `(batch, W.in_channels, ...)`; `c` has the same shape.
+
+    Args:
+        W: opteq operator on the state.
+        U: opteq operator (or any module) from the input to the state's channels.
+        kernel: `"linear"`, `"polynomial"`, `"sigmoid"`, or an object such as `PolynomialKernel(3)`.
+        normalise: measure inner products in units of `n`; False for `n = 1`.
+        activation: name of an activation in `opteq.activations`, or an object.
+        bias: whether there is a `b`.
+        max_norm: the `ζ` above; without `normalise` and for the linear kernel the ceiling on `‖W‖₂`.
+            `L_σ ζ² < 1` makes the map a contraction. None trusts the weights to stay small by
+            themselves, and sets `n = 1`.
+
+    Raises:
+        ConfigError: for a `W` that is no opteq operator, channels that do not match, or options out
+            of range.
+    """
+
+    def __init__(
+        self,
+        W: LinearOperator,
+        U: nn.Module,
+        kernel: str | InnerProductKernel = "linear",
+        normalise: bool = True,
+        activation: str | Activation = "relu",
+        bias: bool = True,
+        max_norm: float | None = 0.97,
+    ) -> None:
+        super().__init__()
+        expect_operator(W, "W")
+        if isinstance(U, LinearOperator) and U.out_channels != W.in_channels:
+            raise ConfigError(
+                f"Expected `U` to produce the {W.in_channels} channels of the state, which `W` takes,"
+                f" got {U.out_channels}."
+            )
+        if max_norm is not None and not max_norm > 0:
+            raise ConfigError(f"Expected `max_norm` to be positive or None, got {max_norm}.")
+        self.W = W
+        self.injection = Injection(U, W.in_channels, bias)
+        self.kernel, self.activation = get_kernel(kernel), get_activation(activation)
+        self.normalise, self.max_norm = normalise, max_norm
+        zero = torch.zeros(())
+        if not self.kernel.slope(zero) and not self.activation(zero):
+            warnings.warn(
+                f"{self.kernel} is degenerate: y = 0 is an equilibrium for every input, and solves start"
+                " there; use an offset above 0.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def bind(self, x: State) -> SimilarityEquation:
+        c = self.injection(x)
+        self.W.check_input(c, "U x")
+        ceiling, unit = self.max_norm, None
+        if self.normalise and self.max_norm is not None and self.kernel.unit_curvature:
+            ceiling = math.sqrt(1 - _SHARE) * self.max_norm
+            unit = self._unit(c, self.max_norm)
+        weights = constrained_weights(self.W, tuple(c.shape[1:]), ceiling)
+        return SimilarityEquation(
+            InnerProductSimilarity(c, unit, weights, self.W, self.kernel), self.activation
+        )
+
+    def _unit(self, c: Tensor, max_norm: float) -> Tensor:
+        largest = _SHARE * max_norm**2
+        with torch.autocast(c.device.type, enabled=False):
+            return (self.kernel.unit_curvature / largest * inner_product(c, c)).clamp(min=1.0)
+
+    def extra_repr(self) -> str:
+        return (
+            f"kernel={self.kernel}, normalise={self.normalise}, activation={self.activation},"
+            f" max_norm={self.max_norm}"
+        )

@@ -1,0 +1,279 @@
+"""Multi-branch OptEq: units that are coupled through the gradient of one objective."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, eliminated
+from opteq.errors import ConfigError
+from opteq.maps.base import EquilibriumMap, expect_operator
+from opteq.maps.optequnit import OptEqEquation, OptEqUnit
+from opteq.maps.parallel import ParallelEquation
+from opteq.objectives.coupling import Coupling, HeritageDiversity, check_channels
+from opteq.operators.base import LinearOperator
+from opteq.results import Certificate, State, tensors_of
+
+_SWEEPS = ("jacobi", "gauss-seidel")
+_DEFAULT = HeritageDiversity()
+
+
+class MOptEq(EquilibriumMap):
+    """`z_i = W_iᵀσ(W_i h_i(z) + U_i g_i + b_i)`, `h = -½∇(λD_τ - H)` (Li et al. 2022, Proposition 1).
+
+    Equilibria are stationary for the objective of the branches and their coupling (Li et al. 2022,
+    Eq. 5), with `z_i = W_iᵀy_i`,
+
+        G(y) = Σ_i 1ᵀf(y_i) + ½‖y_i‖² - ⟨c_i, y_i⟩ + ½(λD_τ(z) - H(z)).
+
+    With `q = max_i L_σ‖W_i‖²(1 + λ(C-1)) < 1` it is strongly convex: there is one equilibrium, and
+    conjugate gradients solve the adjoint equation. The `λ ≤ 1/C` of the paper is not enough for that.
+    The first `bind` warns if `q` is not below 1.
+
+    Perturbation enhanced training (§2.3): branch `i` reads `g_i = x - δ_{i-1}` with the perturbation
+    `δ_i = ε sign(U_iᵀy_i)` that raises the objective of the branch before most, `δ_0 = 0`. Algorithm 2
+    renews `δ` in every evaluation, whose jumps leave the map without a fixed point. Here it is taken
+    before the solve, from the `y_i = σ(c_i)` of one evaluation without coupling, and constant from then
+    on, also in the backward pass; nearly all of its signs are those at the equilibrium.
+
+    Branches of different sizes: see `Parallel`; each `U_i` has the whole of `x` as its input.
+
+    State and readout: `z`, a tuple with one `(batch, C, ...)` tensor per branch.
+
+    Args:
+        units: the branches; their `W` have the same input channels `C`.
+        coupling: heritage and diversity; None for independent branches.
+        sweep: `"jacobi"`, all branches at once, or `"gauss-seidel"`, one after the other, each
+            from the newest states (Algorithm 2). The equilibria and their implicit gradients are the same.
+        perturbation: `ε ≥ 0`, in the units of `x`; needs opteq operators `U`.
+        perturb_at_inference: perturb in eval mode as well, not only in training.
+
+    Raises:
+        ConfigError: for options out of range, one branch or unequal channels with a coupling, or a
+            perturbation through a `U` that is no opteq operator.
+    """
+
+    def __init__(
+        self,
+        units: Sequence[OptEqUnit],
+        coupling: HeritageDiversity | None = _DEFAULT,
+        sweep: str = "jacobi",
+        perturbation: float = 0.0,
+        perturb_at_inference: bool = False,
+    ) -> None:
+        super().__init__()
+        if not units:
+            raise ConfigError("Expected at least one branch.")
+        if sweep not in _SWEEPS:
+            raise ConfigError(f"Expected `sweep` to be one of {', '.join(_SWEEPS)}, got {sweep!r}.")
+        if not perturbation >= 0:
+            raise ConfigError(f"Expected `perturbation` to be at least 0, got {perturbation}.")
+        if coupling is not None:
+            check_channels([unit.W.in_channels for unit in units])
+        if perturbation:
+            for unit in units:
+                expect_operator(unit.injection.operator, "U")
+        # A ModuleList does not say what it holds.
+        self.units: list[OptEqUnit] = nn.ModuleList(units)  # type: ignore[assignment]
+        self.coupling, self.sweep = coupling, sweep
+        self.perturbation, self.perturb_at_inference = float(perturbation), perturb_at_inference
+        # Whether q < 1 is imposed by the ceilings of the units, or was looked at once.
+        self.uniqueness_checked = self._strength([unit.max_norm or math.inf for unit in units]) < 1
+        if coupling is not None and coupling.hard:
+            warnings.warn(
+                "With tau=0 the map jumps and in general has no fixed point: solves stall, near a residual of"
+                " 1e-3 at weight=0.01 and 32 channels. Give the coupling a positive `tau` to converge.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def bind(self, x: State) -> Equation:
+        branches = ParallelEquation(self._bind_units(x))
+        if self.coupling is None:
+            return branches
+        first = branches.first_iterate()
+        if not self.uniqueness_checked:
+            self.check_uniqueness(first)
+        return MultiBranchEquation(branches, self.coupling.at(first), self.sweep == "gauss-seidel")
+
+    def check_uniqueness(self, state: State) -> float:
+        """`q` on states shaped like `state`, the ceilings applied; warns if it is not below 1.
+
+        `bind` calls this once where the ceilings alone do not keep it there. Set `uniqueness_checked`
+        to spare it.
+        """
+        self.uniqueness_checked = True
+        norms = [
+            min(unit.W.norm(tuple(z.shape[1:])).item(), unit.max_norm or math.inf)
+            for unit, z in zip(self.units, tensors_of(state), strict=True)
+        ]
+        q = self._strength(norms)
+        if q >= 1:
+            assert self.coupling is not None
+            channels = self.units[0].W.in_channels
+            warnings.warn(
+                f"L_σ‖W‖²(1 + λ(C-1)) = {q:.3g} is not below 1, with λ = {self.coupling.weight:g} and"
+                f" C = {channels}: equilibria need not be unique, nor solves converge. Give the units a"
+                f" `max_norm` below {self._largest_norm():.3g}, or the coupling a smaller `weight`.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return q
+
+    def _strength(self, norms: Sequence[float]) -> float:
+        """`q = max_i L_σ‖W_i‖²/μ_i · (1 + λ(C-1))` for these norms."""
+        if self.coupling is None:
+            return 0.0
+        pulls = [u.activation.lipschitz * s**2 / u.mu for u, s in zip(self.units, norms, strict=True)]
+        return max(pulls) * self.coupling.gain(self.units[0].W.in_channels)
+
+    def _largest_norm(self) -> float:
+        """The ceiling on `‖W_i‖` at which `q` is 1."""
+        return 1 / math.sqrt(self._strength([1.0] * len(self.units)))
+
+    def _bind_units(self, x: State) -> tuple[OptEqEquation, ...]:
+        if not self.perturbation or not (self.training or self.perturb_at_inference):
+            return tuple(unit.bind(x) for unit in self.units)
+        bound: list[OptEqEquation] = []
+        seen = x
+        for unit in self.units:
+            bound.append(unit.bind(seen))
+            if len(bound) < len(self.units):
+                assert isinstance(x, Tensor)
+                seen = x - self._perturbation(unit, bound[-1])
+        return tuple(bound)
+
+    @torch.no_grad()
+    def _perturbation(self, unit: OptEqUnit, equation: OptEqEquation) -> Tensor:
+        operator = unit.injection.operator
+        assert isinstance(operator, LinearOperator)
+        return self.perturbation * operator.adjoint(unit.activation(equation.injection)).sign()
+
+    def extra_repr(self) -> str:
+        return f"coupling={self.coupling}, sweep={self.sweep}, perturbation={self.perturbation}"
+
+
+@dataclass(frozen=True, eq=False)
+class MultiBranchEquation(Equation):
+    """`z_i = T_i(h_i(z))` for the units `T_i` of one batch.
+
+    Attributes:
+        branches: the units.
+        coupling: what gives `h`.
+        sequential: whether an evaluation goes through the branches one after the other. Linearization
+            and contraction are those of the simultaneous map all the same: its equilibria are the same
+            functions of the input, hence so are their implicit gradients.
+    """
+
+    branches: ParallelEquation
+    coupling: Coupling
+    sequential: bool = False
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.branches.tensors, *self.coupling.tensors)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        count = len(self.branches.tensors)
+        return replace(
+            self,
+            branches=self.branches.with_tensors(tensors[:count]),
+            coupling=self.coupling.with_tensors(tensors[count:]),
+        )
+
+    def initial(self) -> tuple[Tensor, ...]:
+        return self.branches.initial()
+
+    def first_iterate(self) -> tuple[Tensor, ...]:
+        # h(0) = 0.
+        return self(self.initial()) if self.sequential else self.branches.first_iterate()
+
+    def __call__(self, state: State) -> tuple[Tensor, ...]:
+        if not self.sequential:
+            return self.branches(self.coupling.gradient(state))
+        newest = list(tensors_of(state))
+        for i, branch in enumerate(self.branches.branches):
+            image = branch(self.coupling.gradient_of(i, tuple(newest)))
+            assert isinstance(image, Tensor)
+            newest[i] = image
+        return tuple(newest)
+
+    def energy(self, state: State) -> Tensor:
+        """`(batch,)` `G` at the feasible point `y_i = σ(W_i h_i(z) + c_i)`, each branch's part over `μ_i`.
+
+        With `h = h(z)` and `p = T(z)`, Fenchel's equality turns `1ᵀf(y) + ½‖y‖² - ⟨c, y⟩` into
+        `Q(h) - ½‖h‖² + ⟨h, p⟩` of the units' energies `Q`.
+        """
+        h = self.coupling.gradient(state)
+        p = self.branches(h)
+        total = self.branches.energy(h) + 0.5 * self.coupling.value(p)
+        for a, b in zip(h, p, strict=True):
+            total = total + (a * (b - 0.5 * a)).flatten(1).sum(1)
+        return total
+
+    def contraction(self, state: State | None = None) -> Certificate:
+        """The units' bound times that of `∂h`; infinite everywhere with `D_τ`, see `uniqueness`."""
+        units = self.branches.contraction()
+        return replace(units, value=units.value * self.coupling.jacobian_bound(state))
+
+    def uniqueness(self) -> Certificate:
+        """`(batch,)` `q = max_i L_σ‖W_i‖²/μ_i · (1 + λ(C-1))`.
+
+        Below 1, `G` is strongly convex with modulus at least `1 - q`: there is one minimiser. It is the
+        equilibrium, with `D_τ`; with the hard sign there need not be one.
+        """
+        units = self.branches.contraction()
+        return replace(units, value=units.value * self.coupling.gain)
+
+    def distance_bound(self, state: State) -> Certificate:
+        """`(batch,)` bound on `‖z - z*‖`, infinite unless `q < 1`.
+
+        Let `r = max_i L_σ‖W_i‖²/μ_i` and `p = T(z)`. In the variables `y_i/√(μ_iL_σ)` the modulus of `G` is
+        `1 - q`, and at the `y` behind `p` it has a subgradient no longer than `√r‖h(z) - h(p)‖`. Hence
+        `‖z - z*‖ ≤ ‖z - p‖ + r‖h(z) - h(p)‖/(1 - q)`.
+        """
+        units, q = self.branches.contraction(), self.uniqueness().value
+        h = self.coupling.gradient(state)
+        p = self.branches(h)
+        moved = _distance(h, self.coupling.gradient(p))
+        value = _distance(state, p) + units.value * moved / (1 - q)
+        return replace(units, value=torch.where(q < 1, value, math.inf))
+
+    def linearize(self, state: State) -> Linearization:
+        return _MultiBranchLinearization(self, state)
+
+
+class _MultiBranchLinearization(Linearization):
+    """`J = S ∂h` with `S = diag(J_1, …, J_L)` of the units positive semidefinite and `∂h` symmetric."""
+
+    structure = "symmetrizable"
+
+    def __init__(self, equation: MultiBranchEquation, state: State) -> None:
+        self._coupling = equation.coupling.linearize(state)
+        self._units = equation.branches.linearize(self._coupling.gradient())
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        return eliminated(self._coupling.product, self._units.jvp)
+
+    def jvp(self, tangent: State) -> State:
+        return self._units.jvp(self._coupling.product(tangent))
+
+    def vjp(self, cotangent: State) -> State:
+        return self._coupling.product(self._units.vjp(cotangent))
+
+    def pullback(self, cotangent: State) -> Gradients:
+        gradients = self._units.pullback(cotangent)
+        return gradients + self._coupling.pullback(self._units.vjp(cotangent))
+
+
+def _distance(left: State, right: State) -> Tensor:
+    """`(batch,)` Euclidean distance of two states."""
+    pairs = zip(tensors_of(left), tensors_of(right), strict=True)
+    return torch.stack([(a - b).square().flatten(1).sum(1) for a, b in pairs]).sum(0).sqrt()

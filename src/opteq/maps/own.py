@@ -1,0 +1,118 @@
+"""The map of a similarity of the user's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from opteq.activations import Activation, get_activation
+from opteq.errors import ConfigError
+from opteq.maps.base import EquilibriumMap, inject
+from opteq.maps.similarity import SimilarityEquation
+from opteq.objectives.autograd import AutogradSimilarity
+from opteq.results import Certificate, State
+
+_STATES = 3
+
+
+class SimilarityMap(EquilibriumMap):
+    """`y = σ(∇_y S(y; c))`, `c = U x`, for any differentiable `S`: bring your own.
+
+    Equilibria are stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y; c)` (Li et al. 2023, Eq. 5). Autograd
+    gives the gradient of `S`, the products with its Hessian that implicit differentiation needs, and
+    the gradients to the parameters of `S`. A contraction is estimated, not certified.
+
+    State and readout: `y`, of shape `(batch, channels, ...)`, with the height and width of `c`.
+
+    Args:
+        similarity: a module or a function `(y, c) ↦ (batch,)`, twice differentiable, each sample on its
+            own. Parameters that are to be trained need a module.
+        U: opteq operator or any module from the input to `c`.
+        channels: of the state.
+        activation: name of an activation in `opteq.activations`, or an object.
+
+    Raises:
+        ConfigError: for objects of the wrong kind.
+    """
+
+    def __init__(
+        self,
+        similarity: nn.Module | Callable[[Tensor, Tensor], Tensor],
+        U: nn.Module,
+        channels: int,
+        activation: str | Activation = "relu",
+    ) -> None:
+        super().__init__()
+        if not callable(similarity):
+            raise ConfigError(
+                f"Expected `similarity` to be a function (y, c) or a module, got {similarity!r}."
+            )
+        if not isinstance(U, nn.Module):
+            raise ConfigError(f"Expected `U` to be an opteq operator or a torch module, got {U!r}.")
+        if channels < 1:
+            raise ConfigError(f"Expected `channels` to be at least 1, got {channels}.")
+        self.similarity = similarity if isinstance(similarity, nn.Module) else _Function(similarity)
+        self.U, self.channels = U, channels
+        self.activation = get_activation(activation)
+        # Whether `S` was looked at once, see `check_contraction`.
+        self.checked = False
+
+    def bind(self, x: State) -> SimilarityEquation:
+        c = inject(self.U, x)
+        similarity = AutogradSimilarity(
+            self.similarity, c, tuple(self.similarity.parameters()), (self.channels, *c.shape[2:])
+        )
+        equation = SimilarityEquation(similarity, self.activation)
+        if not self.checked:
+            self.checked = True
+            self._check(equation.detach())
+        return equation
+
+    def check_contraction(self, x: State) -> Certificate:
+        """Estimate `L_σ‖∇²S‖` for each input, at the first states of the plain iteration; warns above 1.
+
+        Also raises if `S` is not what the equation presumes (see `AutogradSimilarity.check`). The first
+        `bind` does the same; set `checked` to spare it.
+        """
+        self.checked = True
+        return self._check(self.bind(x).detach())
+
+    @torch.no_grad()
+    def _check(self, equation: SimilarityEquation) -> Certificate:
+        similarity = equation.similarity
+        assert isinstance(similarity, AutogradSimilarity)
+        similarity.check()
+        state, norms, assumptions = equation.initial(), [], ()
+        for _ in range(_STATES):
+            local = equation.contraction(state)
+            norms.append(local.value)
+            assumptions = local.assumptions
+            state = equation(state)
+        norm = torch.stack(norms).amax(0)
+        if len(norm) and norm.max() > 1:
+            sample = int(norm.argmax())
+            warnings.warn(
+                f"The similarity makes no contraction at {int((norm > 1).sum())} of {len(norm)} inputs:"
+                f" L_σ‖∇²S‖ is about {norm[sample].item():.3g} for sample {sample}. Its equilibrium need not"
+                " be unique and plain iteration may fail; divide S by more than that, or use Anderson and"
+                " watch the convergence.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        elsewhere = f"The Hessian is no larger than at the first {_STATES} states of the plain iteration."
+        return Certificate(norm, "estimate", (*assumptions, elsewhere))
+
+    def extra_repr(self) -> str:
+        return f"channels={self.channels}, activation={self.activation}"
+
+
+class _Function(nn.Module):
+    def __init__(self, function: Callable[[Tensor, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, y: Tensor, c: Tensor) -> Tensor:
+        return self.function(y, c)

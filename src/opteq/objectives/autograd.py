@@ -1,0 +1,144 @@
+"""A similarity of the user's own, differentiated automatically."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from opteq.equation import Gradients
+from opteq.errors import ConfigError, ShapeError
+from opteq.objectives.similarity import Similarity, SimilarityLinearization
+from opteq.operators.lanczos import extreme_ritz_values
+from opteq.results import Certificate
+
+_LANCZOS_STEPS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class AutogradSimilarity(Similarity):
+    """`S(y; c)` computed by a module `(y, c) ↦ (batch,)` that is twice differentiable.
+
+    Gradients, products with the Hessian (by differentiating twice) and pullbacks come from autograd;
+    the bound on the Hessian is an estimate.
+
+    Attributes:
+        module: computes `S`, every sample on its own.
+        injection: `c`, `(batch, ...)`.
+        parameters: values for the parameters of `module`, in the order of `module.named_parameters()`.
+        shape: of the state, without the batch.
+    """
+
+    module: nn.Module
+    injection: Tensor
+    parameters: tuple[Tensor, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.injection, *self.parameters)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        return replace(self, injection=tensors[0], parameters=tuple(tensors[1:]))
+
+    def initial(self) -> Tensor:
+        return self.injection.new_zeros(len(self.injection), *self.shape)
+
+    def value(self, y: Tensor) -> Tensor:
+        names = (name for name, _ in self.module.named_parameters())
+        parameters = dict(zip(names, self.parameters, strict=True))
+        value = functional_call(self.module, parameters, (y, self.injection))
+        if not isinstance(value, Tensor) or value.shape != y.shape[:1]:
+            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+            raise ShapeError(
+                f"Expected the similarity to give one number per sample, shape ({len(y)},), got {got}."
+            )
+        return value
+
+    def gradient(self, y: Tensor) -> Tensor:
+        attached = torch.is_grad_enabled()
+        with torch.enable_grad():
+            y = y if attached and y.requires_grad else y.detach().requires_grad_()
+            return self._gradient(y, attached)
+
+    def linearize(self, y: Tensor) -> SimilarityLinearization:
+        return _AutogradLinearization(self, y)
+
+    def hessian_bound(self, y: Tensor | None = None) -> Certificate:
+        """An estimate of `‖∇²S‖` at `y` by Lanczos' method; without `y`, at 0 and at `∇S(0)`."""
+        if y is not None:
+            smallest, largest = self.hessian_range(y)
+            norm = torch.maximum(-smallest, largest)
+            return Certificate(norm, "estimate", (f"{_LANCZOS_STEPS} steps of Lanczos' method settle.",))
+        with torch.no_grad():
+            start = self.initial()
+            parts = [self.hessian_bound(state) for state in (start, self.gradient(start))]
+        value = torch.maximum(parts[0].value, parts[1].value)
+        elsewhere = "The Hessian is no larger elsewhere than at the start and at ∇S(0)."
+        return Certificate(value, "estimate", (*parts[0].assumptions, elsewhere))
+
+    def hessian_range(self, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Estimates of the smallest and of the largest eigenvalue of `∇²S(y)`, `(batch,)` in float64."""
+        return extreme_ritz_values(self.linearize(y).product, y.detach(), _LANCZOS_STEPS)
+
+    def check(self) -> None:
+        """Look at one random state whether `S` is what the equations presume.
+
+        Raises:
+            ShapeError: if it does not give one number per sample.
+            ConfigError: if it is not differentiable in `y`, if it depends on tensors with a gradient
+                that are neither its arguments nor its parameters, or if samples depend on each other.
+        """
+        detached = self.with_tensors(tuple(t.detach() for t in self.tensors))
+        y = torch.randn(self.initial().shape, generator=torch.Generator().manual_seed(0))
+        y = y.to(self.injection)
+        with torch.enable_grad():
+            if detached.value(y).requires_grad:
+                raise ConfigError(
+                    "The similarity depends on trainable tensors that are not its parameters; make it an"
+                    " nn.Module that has them as parameters or in submodules."
+                )
+            value = detached.value(y.requires_grad_())
+            if not value.requires_grad:
+                raise ConfigError("Expected a similarity that is differentiable in its first argument.")
+            if len(y) > 1:
+                (gradient,) = torch.autograd.grad(value[0], y, materialize_grads=True)
+                if gradient[1:].any():
+                    raise ConfigError(
+                        "The similarity of one sample depends on the states of others; sum over all"
+                        " dimensions but the first, and leave out batch norm in training mode."
+                    )
+
+    def _gradient(self, y: Tensor, create_graph: bool) -> Tensor:
+        (gradient,) = torch.autograd.grad(
+            self.value(y).sum(), y, create_graph=create_graph, materialize_grads=True
+        )
+        return gradient
+
+
+class _AutogradLinearization(SimilarityLinearization):
+    """Keeps the graph of `∇S` at one state and differentiates it again for each product."""
+
+    def __init__(self, similarity: AutogradSimilarity, y: Tensor) -> None:
+        with torch.enable_grad():
+            self._y = y.detach().requires_grad_()
+            self._leaves = tuple(t.detach().requires_grad_() for t in similarity.tensors)
+            self._gradient = similarity.with_tensors(self._leaves)._gradient(self._y, create_graph=True)
+
+    def gradient(self) -> Tensor:
+        return self._gradient.detach()
+
+    def product(self, v: Tensor) -> Tensor:
+        (product,) = self._pull(v, (self._y,))
+        return torch.zeros_like(v) if product is None else product
+
+    def pullback(self, u: Tensor) -> Gradients:
+        return self._pull(u, self._leaves)
+
+    def _pull(self, v: Tensor, targets: tuple[Tensor, ...]) -> Gradients:
+        if not self._gradient.requires_grad:  # S is linear in y, with constant coefficients
+            return (None,) * len(targets)
+        return torch.autograd.grad(self._gradient, targets, v, retain_graph=True, allow_unused=True)

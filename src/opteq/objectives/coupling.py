@@ -1,0 +1,345 @@
+"""Heritage and diversity: the objective that couples the branches of a multi-branch model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from opteq.equation import Gradients
+from opteq.errors import ConfigError, ShapeError
+from opteq.operators.resample import AveragePool
+from opteq.options import require, strict_options
+from opteq.results import State, tensors_of
+
+
+@strict_options
+@dataclass(frozen=True)
+class HeritageDiversity:
+    """`λD_τ - H`, summed over neighbours on a ring of branches (Li et al. 2022, Eq. 3 and 4).
+
+    Neighbours `i` and `j = i + 1` (the last one's is the first) meet at the smaller of their sizes: the
+    larger one is averaged, which comes to the same as the `P_{i:j}` of the paper. With
+    `N_kl = ⟨z_i^(k), P z_j^(l)⟩` between the channels `k` and `l`,
+
+    - heritage `H = Σ_k N_kk` makes corresponding channels alike,
+    - diversity `D = Σ_{k≠l} |N_kl|` makes the others unlike.
+
+    The paper's `|N|` makes the map of the model discontinuous, so that in general there is no fixed
+    point: minimisers hold some of the `N_kl` at 0, where the sign jumps. `D_τ` has Huber's function in
+    its place, `|N| - t/2`, or `N²/2t` for `|N| ≤ t`. Its width `t = tau · mean_i ‖z_i‖²` is taken for each
+    sample after one evaluation without coupling, constant during the solve and differentiated through.
+
+    Args:
+        weight: `λ ≥ 0`.
+        tau: `τ ≥ 0`, relative width of the quadratic part; 0 for the paper's hard sign.
+        heritage: whether there is an `H`.
+        diversity: whether there is a `λD_τ`.
+
+    Raises:
+        ConfigError: for options out of range, or neither heritage nor diversity.
+    """
+
+    weight: float = 0.01
+    tau: float = 1e-3
+    heritage: bool = True
+    diversity: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.weight >= 0, self, "weight", "at least 0")
+        require(self.tau >= 0, self, "tau", "at least 0")
+        if not (self.heritage or self.diversity):
+            raise ConfigError("A coupling needs heritage or diversity; set coupling=None to go without both.")
+
+    @property
+    def hard(self) -> bool:
+        """Whether the sign of the paper is in force, which leaves the map without a fixed point."""
+        return self.diversity and self.weight > 0 and self.tau == 0
+
+    def gain(self, channels: int) -> float:
+        """Bound `g` on the eigenvalues of `∂h` from above: `1 + λ(C-1)` with heritage and diversity."""
+        return float(self.heritage) + self.weight * (channels - 1) * self.diversity
+
+    def at(self, state: State) -> Coupling:
+        """The coupling of branches shaped like `state`, with the width `t` measured on it.
+
+        Raises:
+            ConfigError: for fewer than two branches, or branches with different channels.
+            ShapeError: for sizes that do not divide.
+        """
+        z = tensors_of(state)
+        check_channels([branch.shape[1] for branch in z])
+        width = None
+        if self.diversity and self.weight > 0 and self.tau > 0:
+            squares = torch.stack([branch.square().flatten(1).sum(1) for branch in z])
+            width = (self.tau * squares.mean(0)).clamp(min=torch.finfo(squares.dtype).eps)
+        channels = z[0].shape[1]
+        return Coupling(self, channels, _ring([tuple(b.shape[2:]) for b in z], channels), width)
+
+
+def check_channels(channels: Sequence[int]) -> None:
+    """Raise a `ConfigError` unless branches with these channels can be coupled."""
+    if len(channels) < 2:
+        raise ConfigError(
+            "Heritage and diversity couple neighbouring branches, of which there is one;"
+            " add a branch or set coupling=None."
+        )
+    if len(set(channels)) > 1:
+        raise ConfigError(f"Expected coupled branches to have equal channels, got {list(channels)}.")
+
+
+@dataclass(frozen=True, eq=False)
+class Coupling:
+    """`λD_τ - H` and its derivatives for one batch. Immutable.
+
+    `h = -½∇(λD_τ - H)` is what the branches receive from their neighbours. Its Jacobian is symmetric and,
+    with `g = 1 + λ(C-1)`, obeys `-(g + κ)I ⪯ ∂h ⪯ gI`: the terms of `∇²D_τ` with the slopes of Huber's
+    function are at most `C - 1` in norm, and those with its curvature, the `κ ≥ 0`, are convex.
+
+    Attributes:
+        options: the objective.
+        channels: `C`.
+        junctions: the pairs of neighbours.
+        width: `(batch,)` `t`, the width of the quadratic part of `D_τ`; None without one.
+    """
+
+    options: HeritageDiversity
+    channels: int
+    junctions: tuple[Junction, ...]
+    width: Tensor | None
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Every tensor that `h` depends on differentiably."""
+        return () if self.width is None else (self.width,)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        """The same coupling with other values of `tensors`."""
+        return replace(self, width=None if self.width is None else tensors[0])
+
+    def correlations(self, state: State) -> tuple[Tensor, ...]:
+        """`N` of each pair, `(batch, C, C)`; `H` is its trace, `D` the sum of its other entries' sizes."""
+        z = tensors_of(state)
+        return tuple(_product(a.mT, b) for a, b in (junction.read(z) for junction in self.junctions))
+
+    def value(self, state: State) -> Tensor:
+        """`(batch,)` `Σ_i λD_τ(z_i, z_{i+1}) - H(z_i, z_{i+1})`."""
+        return torch.stack([self._objective(n) for n in self.correlations(state)]).sum(0)
+
+    def gradient(self, state: State) -> tuple[Tensor, ...]:
+        """`h`, one tensor per branch."""
+        return _received(self._meetings(state))
+
+    def gradient_of(self, branch: int, state: State) -> Tensor:
+        """`h_i` of one branch, which depends on its two neighbours alone."""
+        z = tensors_of(state)
+        mine = [junction for junction in self.junctions if branch in junction.branches]
+        first, second = (self._meeting(j, z).gradient(j.branches.index(branch)) for j in mine)
+        return first + second
+
+    def linearize(self, state: State) -> CouplingLinearization:
+        """`h` and its Jacobian at `state`."""
+        return CouplingLinearization(self, self._meetings(state))
+
+    @property
+    def gain(self) -> float:
+        """`g`, never below the largest eigenvalue of `∂h`."""
+        return self.options.gain(self.channels)
+
+    def jacobian_bound(self, state: State | None = None) -> Tensor:
+        """A number that is never below `‖∂h‖₂`: for all states, or `(batch,)` at a state.
+
+        It is `g` without `D_τ`. With it it is `g + κ` at a state, where `κ` grows with the square of the
+        state, so that there is none for all of them. Nor is there with the hard sign, which jumps.
+        """
+        if state is None:
+            return torch.tensor(math.inf if self.width is not None or self.options.hard else self.gain)
+        spread = torch.stack([_spread(m, self.curvature(m.n)) for m in self._meetings(state)])
+        # A branch takes part in its own junction and in that of the branch before.
+        return self.gain + (spread + spread.roll(1, 0)).amax(0)
+
+    def slope(self, n: Tensor) -> Tensor:
+        """`K = -½ ∂(λD_τ - H)/∂N`."""
+        k = torch.zeros_like(n)
+        if self.options.diversity:
+            clipped = n.sign() if self.width is None else (n / self.width[:, None, None]).clamp(-1, 1)
+            k = -0.5 * self.options.weight * clipped
+        k.diagonal(dim1=1, dim2=2).fill_(0.5 * self.options.heritage)
+        return k
+
+    def curvature(self, n: Tensor) -> Tensor | None:
+        """`-∂K/∂N`, entry by entry; None where it vanishes altogether."""
+        if self.width is None:
+            return None
+        t = self.width[:, None, None]
+        curvature = torch.where(n.abs() < t, 0.5 * self.options.weight / t, 0.0)
+        curvature.diagonal(dim1=1, dim2=2).zero_()
+        return curvature
+
+    def _meetings(self, state: State) -> list[_Meeting]:
+        z = tensors_of(state)
+        return [self._meeting(junction, z) for junction in self.junctions]
+
+    def _meeting(self, junction: Junction, z: tuple[Tensor, ...]) -> _Meeting:
+        a, b = junction.read(z)
+        n = _product(a.mT, b)
+        return _Meeting(junction, a, b, n, self.slope(n))
+
+    def _objective(self, n: Tensor) -> Tensor:
+        trace = n.diagonal(dim1=1, dim2=2).sum(1)
+        total = -trace if self.options.heritage else torch.zeros_like(trace)
+        if not self.options.diversity:
+            return total
+        size = n.abs()
+        if self.width is not None:
+            t = self.width[:, None, None]
+            size = torch.where(size <= t, 0.5 * n.square() / t, size - 0.5 * t)
+        return total + self.options.weight * (size.sum((1, 2)) - size.diagonal(dim1=1, dim2=2).sum(1))
+
+
+class CouplingLinearization:
+    """`h` and `∂h` at one state."""
+
+    def __init__(self, coupling: Coupling, meetings: Sequence[_Meeting]) -> None:
+        self._width, self._meetings = coupling.width, meetings
+        self._curvatures = [coupling.curvature(m.n) for m in meetings]
+
+    def gradient(self) -> tuple[Tensor, ...]:
+        """`h`."""
+        return _received(self._meetings)
+
+    def product(self, v: State) -> tuple[Tensor, ...]:
+        """`∂h v`, symmetric."""
+        return _gathered(self._moved(m, q, v) for m, q in zip(self._meetings, self._curvatures, strict=True))
+
+    def pullback(self, u: State) -> Gradients:
+        """Gradients of `⟨u, h⟩` with respect to the coupling's `tensors`."""
+        if self._width is None:
+            return ()
+        # ⟨u, h⟩ = ⟨K, dN⟩ for the move u of the state, and K depends on t as -q·N does on N.
+        total = torch.zeros_like(self._width)
+        for m, q in zip(self._meetings, self._curvatures, strict=True):
+            assert q is not None
+            total += (q * m.n * m.turn(*m.junction.read(tensors_of(u)))).sum((1, 2))
+        return (total / self._width,)
+
+    @staticmethod
+    def _moved(m: _Meeting, curvature: Tensor | None, v: State) -> tuple[Junction, Tensor, Tensor]:
+        da, db = m.junction.read(tensors_of(v))
+        first, second = _product(db, m.k.mT), _product(da, m.k)
+        if curvature is not None:
+            dk = -curvature * m.turn(da, db)
+            first, second = first + _product(m.b, dk.mT), second + _product(m.a, dk)
+        return m.junction, m.junction.write(0, first), m.junction.write(1, second)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class _Meeting:
+    """Two neighbours at a state: `A = z_i` and `B = P z_j` as matrices, `N = AᵀB`, and `K` of `slope`."""
+
+    junction: Junction
+    a: Tensor
+    b: Tensor
+    n: Tensor
+    k: Tensor
+
+    def gradient(self, side: int) -> Tensor:
+        """The part of `h` that the first (0) or the second (1) of the two receives."""
+        return self.junction.write(side, _product(self.a, self.k) if side else _product(self.b, self.k.mT))
+
+    def turn(self, da: Tensor, db: Tensor) -> Tensor:
+        """`dN` for moves of `A` and `B`."""
+        return _product(da.mT, self.b) + _product(self.a.mT, db)
+
+
+@dataclass(frozen=True, slots=True)
+class Junction:
+    """Where two neighbours meet: at the smaller of their sizes, to which the larger is averaged.
+
+    `z_iᵀ P z_j` with an up-sampling `P = Aᵀ` is `(A z_i)ᵀ z_j` with the averaging `A`.
+
+    Attributes:
+        branches: `i` and `j`.
+        size: height and width at which they meet; empty for vectors.
+        pools: the averaging of each; None where there is none.
+    """
+
+    branches: tuple[int, int]
+    size: tuple[int, ...]
+    pools: tuple[AveragePool | None, AveragePool | None]
+
+    def read(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
+        """The two branches as matrices `(batch, pixels, C)`."""
+        first, second = (
+            self._matrix(state[i], pool) for i, pool in zip(self.branches, self.pools, strict=True)
+        )
+        return first, second
+
+    def write(self, side: int, matrix: Tensor) -> Tensor:
+        """The adjoint of `read` for one of the two."""
+        image = matrix.mT.reshape(len(matrix), matrix.shape[2], *self.size)
+        pool = self.pools[side]
+        return image if pool is None else pool.rmatvec((), image)
+
+    @staticmethod
+    def _matrix(z: Tensor, pool: AveragePool | None) -> Tensor:
+        small = z if pool is None else pool.matvec((), z)
+        return small.reshape(*small.shape[:2], -1).mT
+
+
+def _ring(sizes: Sequence[tuple[int, ...]], channels: int) -> tuple[Junction, ...]:
+    """The junctions of the first branch with the second, …, of the last with the first."""
+    junctions = []
+    for i, size in enumerate(sizes):
+        j = (i + 1) % len(sizes)
+        small = min(size, sizes[j], key=math.prod)
+        factors = [_factor(size, small), _factor(sizes[j], small)]
+        if None in factors:
+            raise ShapeError(
+                "Expected neighbouring branches whose height and width divide by one factor,"
+                f" got {size} for branch {i + 1} and {sizes[j]} for branch {j + 1}."
+            )
+        first, second = (None if f == 1 else AveragePool(channels, f) for f in factors if f is not None)
+        junctions.append(Junction((i, j), small, (first, second)))
+    return tuple(junctions)
+
+
+def _factor(large: tuple[int, ...], small: tuple[int, ...]) -> int | None:
+    """`f` with `large = f · small`; None where there is none."""
+    if large == small:
+        return 1
+    factors = {n // m for n, m in zip(large, small, strict=False)}
+    f = min(factors, default=0)
+    return f if tuple(f * m for m in small) == large else None
+
+
+def _received(meetings: Sequence[_Meeting]) -> tuple[Tensor, ...]:
+    return _gathered((m.junction, m.gradient(0), m.gradient(1)) for m in meetings)
+
+
+def _gathered(messages: Iterable[tuple[Junction, Tensor, Tensor]]) -> tuple[Tensor, ...]:
+    """The sum of what each branch receives at its two junctions."""
+    total: dict[int, Tensor] = {}
+    for junction, *received in messages:
+        for branch, message in zip(junction.branches, received, strict=True):
+            # In place: at the larger sizes a fresh tensor costs more than the addition.
+            total[branch] = total[branch].add_(message) if branch in total else message
+    return tuple(total[branch] for branch in range(len(total)))
+
+
+def _spread(meeting: _Meeting, curvature: Tensor | None) -> Tensor:
+    """`(batch,)` bound on `‖dN‖²` times the largest curvature, for moves of unit length."""
+    shrink = [1.0 if pool is None else 1 / pool.factor for pool in meeting.junction.pools]
+    a, b = (torch.linalg.matrix_norm(m, 2) for m in (meeting.a, meeting.b))
+    steepest = torch.zeros_like(a) if curvature is None else curvature.amax((1, 2))
+    return steepest * ((shrink[0] * b) ** 2 + (shrink[1] * a) ** 2)
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    # In full precision: N is compared with a width far below its size.
+    with torch.autocast(left.device.type, enabled=False):
+        return left @ right

@@ -1,0 +1,272 @@
+"""Similarities that see the injection through its inner product with the state."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from opteq.equation import Gradients
+from opteq.errors import ConfigError
+from opteq.objectives.similarity import Similarity, SimilarityLinearization
+from opteq.operators.base import LinearOperator, Weights
+from opteq.options import require, strict_options
+from opteq.results import Certificate
+
+
+class InnerProductKernel(ABC):
+    """A function `k` of one number, the inner product of injection and state."""
+
+    @property
+    @abstractmethod
+    def largest_curvature(self) -> float:
+        """`sup |k''|`, infinite where it is unbounded."""
+
+    @property
+    @abstractmethod
+    def unit_curvature(self) -> float:
+        """`sup |k''(t)|` over `|t| ≤ 1`."""
+
+    @abstractmethod
+    def value(self, t: Tensor) -> Tensor:
+        """`k(t)`."""
+
+    @abstractmethod
+    def slope(self, t: Tensor) -> Tensor:
+        """`k'(t)`."""
+
+    @abstractmethod
+    def curvature(self, t: Tensor) -> Tensor:
+        """`k''(t)`."""
+
+
+@strict_options
+@dataclass(frozen=True)
+class LinearKernel(InnerProductKernel):
+    """`k(t) = t`, the similarity of OptEq."""
+
+    @property
+    def largest_curvature(self) -> float:
+        return 0.0
+
+    @property
+    def unit_curvature(self) -> float:
+        return 0.0
+
+    def value(self, t: Tensor) -> Tensor:
+        return t
+
+    def slope(self, t: Tensor) -> Tensor:
+        return torch.ones_like(t)
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return torch.zeros_like(t)
+
+
+@strict_options
+@dataclass(frozen=True)
+class PolynomialKernel(InnerProductKernel):
+    """`k(t) = (a + t)^d`; `a = 0` is the form of Li et al. 2023, Table 4.
+
+    That form is degenerate for `d ≥ 2`: `k'(0) = 0`, so `y = 0` is an equilibrium for every input, and
+    every solve starts there. From `d = 3` on `k''` is unbounded, and so is the hidden objective from
+    below, whatever `a`.
+
+    Args:
+        degree: `d`.
+        offset: `a`.
+
+    Raises:
+        ConfigError: if `degree` is below 1 or `offset` is negative.
+    """
+
+    degree: int = 2
+    offset: float = 1.0
+
+    def __post_init__(self) -> None:
+        require(self.degree >= 1, self, "degree", "at least 1")
+        require(self.offset >= 0, self, "offset", "at least 0")
+
+    @property
+    def largest_curvature(self) -> float:
+        return math.inf if self.degree > 2 else self.unit_curvature
+
+    @property
+    def unit_curvature(self) -> float:
+        return self.curvature(torch.tensor(1.0, dtype=torch.float64)).item()
+
+    def value(self, t: Tensor) -> Tensor:
+        return (self.offset + t).pow(self.degree)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return self.degree * (self.offset + t).pow(self.degree - 1)
+
+    def curvature(self, t: Tensor) -> Tensor:
+        if self.degree == 1:
+            return torch.zeros_like(t)
+        return self.degree * (self.degree - 1) * (self.offset + t).pow(self.degree - 2)
+
+
+@strict_options
+@dataclass(frozen=True)
+class SigmoidKernel(InnerProductKernel):
+    """`k(t) = tanh t`, with `|k''| = 2 |tanh t| (1 - tanh² t) ≤ 4/(3√3) = 0.77`."""
+
+    @property
+    def largest_curvature(self) -> float:
+        return 4 / (3 * math.sqrt(3))
+
+    @property
+    def unit_curvature(self) -> float:
+        return self.largest_curvature  # reached at tanh t = 1/√3, t = 0.66
+
+    def value(self, t: Tensor) -> Tensor:
+        return torch.tanh(t)
+
+    def slope(self, t: Tensor) -> Tensor:
+        return 1 - torch.tanh(t).square()
+
+    def curvature(self, t: Tensor) -> Tensor:
+        return -2 * torch.tanh(t) * self.slope(t)
+
+
+KERNELS: dict[str, type[InnerProductKernel]] = {
+    "linear": LinearKernel,
+    "polynomial": PolynomialKernel,
+    "sigmoid": SigmoidKernel,
+}
+
+
+def get_kernel(kernel: str | InnerProductKernel) -> InnerProductKernel:
+    """The kernel of that name, or the object itself.
+
+    Raises:
+        ConfigError: if no kernel has that name.
+    """
+    if isinstance(kernel, InnerProductKernel):
+        return kernel
+    if kernel not in KERNELS:
+        raise ConfigError(f"Expected `kernel` to be one of {', '.join(KERNELS)}, got {kernel!r}.")
+    return KERNELS[kernel]()
+
+
+@dataclass(frozen=True, eq=False)
+class InnerProductSimilarity(Similarity):
+    """`S(y) = n k(⟨c, y⟩/n) + ½‖W y‖²`, with a unit `n` for inner products, per sample.
+
+    With `t = ⟨c, y⟩/n`
+
+        ∇S(y) = k'(t) c + WᵀW y
+        ∇²S(y) = (k''(t)/n) c cᵀ + WᵀW.
+
+    `n = 1` gives Table 4 of Li et al. 2023. The curvature along `c` grows with `‖c‖²`, which a larger
+    `n` makes up for; the gradient at `y = 0` stays the same. `c` lives where `y` does.
+
+    Attributes:
+        injection: `c`, `(batch, channels, ...)`, shaped like the state.
+        unit: `n`, `(batch,)`, or None for 1.
+        weights: constrained weights of `W`.
+        operator: `W`, from the state.
+        kernel: `k`.
+    """
+
+    injection: Tensor
+    unit: Tensor | None
+    weights: Weights
+    operator: LinearOperator
+    kernel: InnerProductKernel
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        unit = () if self.unit is None else (self.unit,)
+        return (self.injection, *unit, *self.weights)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        injection, *rest = tensors
+        unit = None if self.unit is None else rest.pop(0)
+        return replace(self, injection=injection, unit=unit, weights=tuple(rest))
+
+    def initial(self) -> Tensor:
+        return torch.zeros_like(self.injection)
+
+    def initial_gradient(self) -> Tensor:
+        return self.kernel.slope(self.injection.new_zeros(())) * self.injection
+
+    def value(self, y: Tensor) -> Tensor:
+        kernel = self.kernel.value(self.product(y))
+        if self.unit is not None:
+            kernel = self.unit * kernel
+        return kernel + 0.5 * self.operator.matvec(self.weights, y).square().flatten(1).sum(1)
+
+    def gradient(self, y: Tensor) -> Tensor:
+        slope = self.kernel.slope(self.product(y))
+        return torch.addcmul(self.gram(y), per_sample(slope, y), self.injection)
+
+    def product(self, y: Tensor) -> Tensor:
+        """`t = ⟨c, y⟩/n`, `(batch,)`."""
+        inner = inner_product(self.injection, y)
+        return inner if self.unit is None else inner / self.unit
+
+    def gram(self, y: Tensor) -> Tensor:
+        """`WᵀW y`."""
+        return self.operator.rmatvec(self.weights, self.operator.matvec(self.weights, y)).to(y.dtype)
+
+    def linearize(self, y: Tensor) -> SimilarityLinearization:
+        return _InnerProductLinearization(self, y)
+
+    def hessian_bound(self, y: Tensor | None = None) -> Certificate:
+        """`‖W‖² + sup|k''| ‖c‖²/n` everywhere; at `y`, with `|k''(t)|` in place of the supremum."""
+        steepness = inner_product(self.injection, self.injection).detach().double()
+        if self.unit is not None:
+            steepness = steepness / self.unit.detach()
+        if y is None:
+            # An infinite supremum does not matter where c = 0.
+            curvature = torch.where(steepness > 0, self.kernel.largest_curvature * steepness, 0.0)
+        else:
+            curvature = self.kernel.curvature(self.product(y).detach().double()).abs() * steepness
+        norm = self.operator.norm_bound(tuple(self.injection.shape[1:]), self.weights)
+        return Certificate(
+            norm.square() + curvature, "bound", ("The norm of W is bounded for this height and width.",)
+        )
+
+
+class _InnerProductLinearization(SimilarityLinearization):
+    def __init__(self, similarity: InnerProductSimilarity, y: Tensor) -> None:
+        self._similarity, self._y = similarity, y
+        self._product = similarity.product(y)
+        self._slope = per_sample(similarity.kernel.slope(self._product), y)
+        curvature = similarity.kernel.curvature(self._product)
+        self._curvature = curvature if similarity.unit is None else curvature / similarity.unit
+
+    def gradient(self) -> Tensor:
+        s = self._similarity
+        return torch.addcmul(s.gram(self._y), self._slope, s.injection)
+
+    def product(self, v: Tensor) -> Tensor:
+        s = self._similarity
+        along = self._curvature * inner_product(s.injection, v)
+        return torch.addcmul(s.gram(v), per_sample(along, v), s.injection)
+
+    def pullback(self, u: Tensor) -> Gradients:
+        # ⟨u, ∇S⟩ = k'(⟨c, y⟩/n) ⟨u, c⟩ + ⟨W u, W y⟩ depends on c and on W twice.
+        s = self._similarity
+        along = self._curvature * inner_product(s.injection, u)
+        injection = torch.addcmul(self._slope * u, per_sample(along, u), self._y)
+        outer = s.operator.weight_gradient(s.weights, u, s.operator.matvec(s.weights, self._y))
+        inner = s.operator.weight_gradient(s.weights, self._y, s.operator.matvec(s.weights, u))
+        unit = () if s.unit is None else (-along * self._product,)
+        return (injection, *unit, *map(torch.add, outer, inner))
+
+
+def inner_product(a: Tensor, b: Tensor) -> Tensor:
+    """`⟨a, b⟩` of every sample, `(batch,)`."""
+    return (a * b).flatten(1).sum(1)
+
+
+def per_sample(factor: Tensor, like: Tensor) -> Tensor:
+    """`(batch,)` numbers in the shape that multiplies the samples of `like`."""
+    return factor.view(-1, *[1] * (like.dim() - 1))

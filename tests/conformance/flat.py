@@ -1,0 +1,89 @@
+"""Maps of several branches in the form of maps of one tensor, so that the suites can run on them."""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
+from opteq.maps.base import EquilibriumMap
+from opteq.results import Certificate, State
+from opteq.solvers.space import Space
+
+
+class Flattened(EquilibriumMap):
+    """The branches of a map laid side by side in one state `(batch, n)`."""
+
+    def __init__(self, map: EquilibriumMap):
+        super().__init__()
+        self.map = map
+
+    def bind(self, x: State) -> "FlatEquation":
+        equation = self.map.bind(x)
+        return FlatEquation(equation, Space(equation.initial()))
+
+
+@dataclass(frozen=True, eq=False)
+class FlatEquation(Equation):
+    inner: Equation
+    space: Space
+
+    @property
+    def has_energy(self) -> bool:
+        return self.inner.has_energy
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return self.inner.tensors
+
+    def with_tensors(self, tensors):
+        return replace(self, inner=self.inner.with_tensors(tensors))
+
+    def initial(self) -> Tensor:
+        return self.space.flatten(self.inner.initial())
+
+    def first_iterate(self) -> Tensor:
+        return self.space.flatten(self.inner.first_iterate())
+
+    def __call__(self, state) -> Tensor:
+        return self.space.flatten(self.inner(self.space.restore(state)))
+
+    def energy(self, state) -> Tensor:
+        return self.inner.energy(self.space.restore(state))
+
+    def contraction(self, state=None) -> Certificate:
+        return self.inner.contraction(None if state is None else self.space.restore(state))
+
+    def linearize(self, state) -> Linearization:
+        return FlatLinearization(self.inner.linearize(self.space.restore(state)), self.space)
+
+
+class FlatLinearization(Linearization):
+    def __init__(self, inner: Linearization, space: Space):
+        self._inner, self._space = inner, space
+        self.structure = inner.structure
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        form = self._inner.symmetric
+        if form is None:
+            return None
+        pullback = form.pullback
+        return SymmetricForm(
+            matvec=self._flat(form.matvec),
+            enter=self._flat(form.enter),
+            leave=self._flat(form.leave),
+            pullback=None if pullback is None else lambda v: pullback(self._space.restore(v)),
+            metric=None if form.metric is None else self._flat(form.metric),
+        )
+
+    def jvp(self, tangent) -> Tensor:
+        return self._flat(self._inner.jvp)(tangent)
+
+    def vjp(self, cotangent) -> Tensor:
+        return self._flat(self._inner.vjp)(cotangent)
+
+    def pullback(self, cotangent) -> Gradients:
+        return self._inner.pullback(self._space.restore(cotangent))
+
+    def _flat(self, function):
+        return lambda *states: self._space.flatten(function(*map(self._space.restore, states)))
