@@ -3,6 +3,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -255,6 +256,44 @@ class TestPredict:
         status, _, err = opteq("predict", "--config", tiny, *arguments)
         assert status == 0, err
         assert (tmp_path / "a.csv").read_text() == (tmp_path / "b.csv").read_text()
+
+
+class TestBranches:
+    @pytest.mark.spec("R5.6")
+    def test_a_coupled_network_trains_under_attack_and_is_loaded(self, opteq, tiny, tmp_path):
+        config = yaml.safe_load(Path(tiny).read_text())
+        config["model"]["network"] = {
+            "class_path": "opteq.models.branches.MOptEqClassifier",
+            "init_args": {
+                "in_channels": 1,
+                "channels": 4,
+                "hidden": [4, 4],
+                "reductions": [1, 2],
+                "stem": [],
+                "coupling": {
+                    "class_path": "opteq.objectives.coupling.HeritageDiversity",
+                    "init_args": {"weight": 0.02, "heritage": False},
+                },
+            },
+        }
+        config["model"]["adversary"] = {
+            "class_path": "opteq.evaluation.attacks.PGD",
+            "init_args": {"steps": 1},
+        }
+        config["model"]["penalty"] = {"class_path": "opteq.objectives.coupling.HeritageDiversity"}
+        (tmp_path / "branches.yaml").write_text(yaml.safe_dump(config))
+        status, _, err = opteq("fit", "--config", "branches.yaml", "--run", "branches")
+        assert status == 0, err
+        network = load(tmp_path / "runs" / "branches")
+        coupling = network.equilibrium_layers[0].map.coupling
+        assert (coupling.weight, coupling.heritage) == (0.02, False)
+        assert network(torch.randn(2, 1, 8, 8)).shape == (2, 10)
+
+    def test_an_unknown_option_of_the_coupling_is_named(self, refuses):
+        message = refuses(
+            "fit", "--config", "cifar10-mopteq", "--model.network.init_args.coupling.init_args.tua", "1"
+        )
+        assert "tua" in message
 
 
 class TestPresets:

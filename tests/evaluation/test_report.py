@@ -6,12 +6,14 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 import opteq.evaluation.record as records
 from opteq.errors import ConfigError
 from opteq.evaluation.page import folded, image, missing, page, section, tiles
 from opteq.evaluation.report import write_report
+from opteq.models.branches import ParallelGEQClassifier, POptEqClassifier
 from opteq.plots.style import new_figure
 
 SUMMARY = {
@@ -80,6 +82,25 @@ def test_the_page_is_self_contained_escaped_and_complete(run, network, data):
     for number in ("98.76%", "12,345", "7.2", "9.1e-05", "12 min 05 s", "3,120 images/s", "512 MB"):
         assert number in shown.text
     assert "missing" not in shown.text.lower()
+
+
+@pytest.mark.spec("R5.7")
+@pytest.mark.parametrize(
+    ("model", "hidden", "pictures"),
+    [(POptEqClassifier, (4, 4), 10), (POptEqClassifier, (4,), 8), (ParallelGEQClassifier, (8, 8), 11)],
+)
+def test_branches_have_their_pictures(run, data, model, hidden, pictures):
+    torch.manual_seed(0)
+    reductions = (1, 3)[: len(hidden)]
+    options = {"patch_size": 1} if model is ParallelGEQClassifier else {}
+    network = model(classes=7, channels=4, hidden=hidden, reductions=reductions, stem=(), **options)
+    shown = Page(write_report(run, network, data))
+    assert len([a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]) == pictures
+    assert "Each branch is an equilibrium at its own resolution" in shown.text
+    share = records.TestRecord.load(run / "record.npz").branches.diagonal_share
+    assert ("the diagonal holds" in shown.text) == (len(hidden) > 1)
+    if len(hidden) > 1:
+        assert f"{share.mean():.1%}" in shown.text
 
 
 def test_the_record_and_the_picture_lie_beside_the_page(run, network, data):

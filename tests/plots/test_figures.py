@@ -8,8 +8,11 @@ import pytest
 
 import opteq.evaluation.record as records
 from opteq.errors import ConfigError
+from opteq.evaluation.branches import BranchRecord
 from opteq.evaluation.scores import reliability
 from opteq.evaluation.trace import Traces
+from opteq.plots.attention import draw_attention
+from opteq.plots.branches import draw_correlation, draw_perturbations, draw_relations
 from opteq.plots.calibration import draw_calibration
 from opteq.plots.confusion import draw_confusion
 from opteq.plots.convergence import draw_convergence
@@ -30,7 +33,7 @@ def make_samples(count, channels=3):
     )
 
 
-def make_traces(count=3, size=(4, 5), energy=True):
+def make_traces(count=3, size=(4, 5), energy=True, branches=0):
     rng = np.random.default_rng(1)
     fall = 0.5 ** np.arange(12) * (1 + rng.random((count, 1)))
     return Traces(
@@ -40,6 +43,19 @@ def make_traces(count=3, size=(4, 5), energy=True):
         rms=rng.random((count, *size), dtype=np.float32),
         channels=rng.standard_normal((count, 2, *size)).astype(np.float32),
         channel_indices=np.array([5, 0]),
+        attention=rng.random((count, branches, 2, 2), dtype=np.float32),
+    )
+
+
+def make_branches():
+    rng = np.random.default_rng(2)
+    return BranchRecord(
+        heritage=rng.random(9) + 1,
+        diversity=rng.random(9),
+        diagonal_share=np.linspace(0.25, 0.5, 9),
+        correlation=rng.random((4, 4)),
+        sizes=np.array([0.0, 0.1, 0.3]),
+        accuracy=np.stack([np.full((5, 3), 0.4), *rng.random((2, 5, 3))]),
     )
 
 
@@ -57,6 +73,7 @@ def make_record(traces):
         right=make_samples(1),
         mistakes=make_samples(1),
         traces=traces,
+        branches=BranchRecord.nothing(),
     )
 
 
@@ -162,6 +179,53 @@ def test_equilibria_stand_below_their_images(size):
     expected = [picture for row in rows for picture in row]
     for drawn, picture in zip(pictures(figure), expected, strict=True):
         np.testing.assert_array_equal(np.squeeze(drawn), np.squeeze(picture))
+
+
+@pytest.mark.parametrize("branches", [1, 3])
+def test_attention_stands_below_its_images_on_one_scale(branches):
+    traces = make_traces(branches=branches)
+    figure = draw_attention(traces)
+    to_svg(figure)
+    rows = [traces.images, *traces.attention.swapaxes(0, 1)]
+    drawn = [image for axes in figure.axes for image in axes.get_images()]
+    for image, picture in zip(drawn, [picture for row in rows for picture in row], strict=True):
+        np.testing.assert_array_equal(np.squeeze(image.get_array()), np.squeeze(picture))
+    limits = {image.get_clim() for image in drawn[len(traces.images) :]}
+    assert limits == {(float(traces.attention.min()), float(traces.attention.max()))}
+
+
+@pytest.mark.spec("R5.7")
+def test_relations_show_both_averages_and_their_means():
+    record = make_branches()
+    (axes,) = (figure := draw_relations(record)).axes
+    to_svg(figure)
+    heritage, its_mean, diversity, other_mean = (line.get_ydata() for line in axes.lines)
+    np.testing.assert_array_equal(heritage, record.heritage)
+    np.testing.assert_array_equal(diversity, record.diversity)
+    assert set(its_mean) == {record.heritage.mean()}
+    assert set(other_mean) == {record.diversity.mean()}
+
+
+@pytest.mark.spec("R5.7")
+def test_correlation_shows_the_matrix_and_its_diagonal_share():
+    record = make_branches()
+    figure = draw_correlation(record)
+    to_svg(figure)
+    np.testing.assert_array_equal(pictures(figure)[0], record.correlation)
+    assert titles(figure) == ["Diagonal share 25.0% (chance 25.0%)"]
+
+
+@pytest.mark.spec("R5.7")
+def test_perturbations_show_the_mean_and_the_range_of_the_trials():
+    record = make_branches()
+    (axes,) = (figure := draw_perturbations(record)).axes
+    to_svg(figure)
+    assert [line.get_label() for line in axes.lines] == ["reconstructed", "uniform", "binomial"]
+    for line, band, accuracy in zip(axes.lines, axes.collections, record.accuracy, strict=True):
+        np.testing.assert_array_equal(line.get_xdata(), record.sizes)
+        np.testing.assert_allclose(line.get_ydata(), accuracy.mean(0))
+        heights = band.get_paths()[0].vertices[:, 1]
+        np.testing.assert_allclose([heights.min(), heights.max()], [accuracy.min(), accuracy.max()])
 
 
 @pytest.mark.parametrize("energy", [True, False])

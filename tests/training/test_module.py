@@ -7,7 +7,10 @@ from torch import nn
 
 from opteq.data.digits import Digits
 from opteq.errors import ConfigError, OpteqError
+from opteq.evaluation.attacks import PGD
+from opteq.models.branches import MOptEqClassifier, POptEqClassifier
 from opteq.models.classifier import OptEqClassifier
+from opteq.objectives.coupling import HeritageDiversity
 from opteq.solvers.anderson import Anderson
 from opteq.training.meter import TrainingMeter
 from opteq.training.module import ClassifierModule
@@ -151,6 +154,80 @@ def test_the_optimizer_follows_the_smoothed_loss(data):
     make_trainer(max_steps=1).fit(module, datamodule=data)
     # Nesterov's first step is 1 + momentum gradients long.
     torch.testing.assert_close(linear.weight, before - 0.1 * 1.9 * gradient, rtol=1e-4, atol=1e-5)
+
+
+BRANCHES = {"in_channels": 1, "channels": 4, "hidden": (4, 4), "reductions": (1, 2), "stem": ()}
+
+
+@pytest.mark.spec("R7.4", "R5.6")
+def test_adversarial_training_takes_its_step_on_the_attacked_images(data):
+    """With a linear network of two classes the attack, and so the step, is known."""
+    data.prepare_data()
+    data.setup("fit")
+    data._train = data._train.subset((data._train.labels < 2).nonzero()[:, 0])
+    data.batch_size = len(data._train)
+    (x, y), network = next(iter(data.train_dataloader())), nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    linear = network[1]
+    with torch.no_grad():
+        # Every pixel speaks for class 0 and against class 1; the others are out of the question.
+        linear.weight.zero_()
+        linear.weight[0], linear.weight[1] = 0.01, -0.01
+        linear.bias.copy_(torch.tensor([0.0, 0.0] + [-1e4] * 8))
+    epsilon, mean, std = 0.1, data.normalization.mean[0], data.normalization.std[0]
+    shift = torch.where(y == 0, -epsilon, epsilon)[:, None, None, None]
+    worst = ((x * std + mean + shift).clamp(0, 1) - mean) / std
+    before = linear.weight.detach().clone()
+    weight = before.clone().requires_grad_()
+    loss = nn.functional.cross_entropy(worst.flatten(1) @ weight.T + linear.bias.detach(), y)
+    (gradient,) = torch.autograd.grad(loss, weight)
+    adversary = PGD(steps=10, epsilon=epsilon, step_size=0.05)
+    options = {"learning_rate": 0.1, "weight_decay": 0.0, "schedule": "constant"}
+    make_trainer(max_steps=1).fit(ClassifierModule(network, adversary=adversary, **options), datamodule=data)
+    torch.testing.assert_close(linear.weight, before - 0.1 * 1.9 * gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.spec("R5.6")
+def test_adversarial_training_of_branches_counts_its_own_solves_alone(data):
+    torch.manual_seed(0)
+    network = MOptEqClassifier(**BRANCHES, perturbation=0.1)
+    module = ClassifierModule(network, optimizer="adamw", learning_rate=1e-2, adversary=PGD(steps=2))
+    samples = []
+
+    class Count(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            samples.append((module._solves.forward.samples, len(batch[0])))
+
+    make_trainer(max_epochs=1, callbacks=[Count()]).fit(module, datamodule=data)
+    assert samples
+    assert all(solved == size for solved, size in samples)
+
+
+@pytest.mark.spec("R5.6")
+def test_the_penalty_lowers_diversity_and_raises_heritage():
+    """Trained on the penalty almost alone, other channels lose their share to corresponding ones."""
+    data = Digits(batch_size=64, train_limit=640)
+    data.setup("test")
+    shares = {}
+    for weight in (0.0, 1.0):
+        torch.manual_seed(0)
+        network = POptEqClassifier(**BRANCHES)
+        penalty = HeritageDiversity(weight=0.5)
+        module = ClassifierModule(
+            network, optimizer="adamw", learning_rate=1e-2, penalty=penalty, penalty_weight=weight
+        )
+        make_trainer(max_epochs=2).fit(module, datamodule=data)
+        x, _ = next(iter(data.test_dataloader()))
+        with torch.no_grad():
+            z = network.eval().features(x)
+            n = torch.stack(penalty.at(z).correlations(z), 1)
+        diagonal = n.diagonal(dim1=2, dim2=3)
+        shares[weight] = (diagonal.sum() / n.abs().sum()).item()
+    assert shares[1.0] > shares[0.0] + 0.1
+
+
+def test_the_penalty_needs_branches():
+    with pytest.raises(ConfigError, match="several branches, such as POptEqClassifier, for `penalty`"):
+        ClassifierModule(small_network(), penalty=HeritageDiversity())
 
 
 def test_a_training_that_diverges_is_stopped(data):

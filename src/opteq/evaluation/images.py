@@ -24,9 +24,15 @@ def displayable(images: Tensor, normalization: Normalization) -> NDArray[np.floa
         `(n, height, width, 1 or 3)` in [0, 1]; of two channels, or of more than three, only the
         first or the first three are kept.
     """
-    mean, deviation = (
-        torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in normalization
-    )
+    mean, deviation = channelwise(normalization)
     original = (images.float().cpu() * deviation + mean).clamp(0, 1)
     channels = 3 if original.shape[1] >= 3 else 1
     return original[:, :channels].permute(0, 2, 3, 1).numpy()
+
+
+def channelwise(normalization: Normalization) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation as tensors of shape `(1 or channels, 1, 1)`."""
+    mean, deviation = (
+        torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in normalization
+    )
+    return mean, deviation

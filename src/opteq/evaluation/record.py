@@ -14,11 +14,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError, NonFiniteError, ShapeError
+from opteq.evaluation.branches import STUDIED_SAMPLES, BranchRecord, study_branches
 from opteq.evaluation.images import Normalization, displayable
 from opteq.evaluation.scores import Reliability, confusion_matrix, reliability
 from opteq.evaluation.trace import Traces, trace
 from opteq.files import write_beside
 from opteq.layer import solve_log
+from opteq.models.branches import BranchClassifier
 
 SHOWN_SAMPLES = 8
 TRACED_SAMPLES = 6
@@ -58,6 +60,7 @@ class TestRecord:
         right: rightly classified samples, drawn at random.
         mistakes: the most confident mistakes, the most confident first.
         traces: iterations and equilibria of samples drawn at random.
+        branches: how the branches of a multi-branch network relate, on samples drawn at random.
     """
 
     class_names: tuple[str, ...]
@@ -72,6 +75,7 @@ class TestRecord:
     right: Samples
     mistakes: Samples
     traces: Traces
+    branches: BranchRecord
 
     def accuracy(self, top: int = 1) -> float:
         """Share of samples whose true class is among the `top` likeliest."""
@@ -121,6 +125,7 @@ class TestRecord:
                 right=Samples(**_group(arrays, "right.")),
                 mistakes=Samples(**_group(arrays, "mistakes.")),
                 traces=Traces(**_group(arrays, "traces.")),
+                branches=BranchRecord(**_group(arrays, "branches.")),
             )
         except FileNotFoundError:
             raise ConfigError(f"No test record at {path}: evaluate the run first.") from None
@@ -179,7 +184,8 @@ def evaluate(
     dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     # A generator of its own: the choice of samples neither depends on nor disturbs global seeds.
     generator = torch.Generator().manual_seed(0)
-    right, mistakes, traced = _Best(SHOWN_SAMPLES), _Best(SHOWN_SAMPLES), _Best(TRACED_SAMPLES)
+    right, mistakes = _Best(SHOWN_SAMPLES), _Best(SHOWN_SAMPLES)
+    studied = _Best(STUDIED_SAMPLES if isinstance(network, BranchClassifier) else TRACED_SAMPLES)
     rows: list[tuple[Tensor, ...]] = []
 
     was_training = network.training
@@ -203,11 +209,13 @@ def evaluate(
                     sample = (images.cpu(), labels, predictions, confidences)
                     right.offer(lot[hit], *(column[hit] for column in sample))
                     mistakes.offer(confidences[~hit], *(column[~hit] for column in sample))
-                    traced.offer(lot, images.cpu())
+                    studied.offer(lot, images.cpu(), labels)
             if not rows:
                 raise ConfigError("The test set is empty: give at least one image to evaluate on.")
-            images = traced.columns[1]
-            traces = trace(network, images.to(device=device, dtype=dtype), normalization)
+            _, images, truth = (column.to(device) for column in studied.columns)
+            images = images.to(dtype)
+            traces = trace(network, images[:TRACED_SAMPLES], normalization)
+            branches = study_branches(network, images, truth)
     finally:
         network.train(was_training)
 
@@ -227,6 +235,7 @@ def evaluate(
         right=_samples(right, normalization),
         mistakes=_samples(mistakes, normalization),
         traces=traces,
+        branches=branches,
     )
 
 

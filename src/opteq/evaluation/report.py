@@ -12,11 +12,14 @@ from torch import Tensor, nn
 
 from opteq import __version__
 from opteq.errors import ConfigError
+from opteq.evaluation.branches import BranchRecord
 from opteq.evaluation.images import Normalization
 from opteq.evaluation.metrics import read_curves
 from opteq.evaluation.page import folded, image, missing, page, section, side_by_side, tiles
 from opteq.evaluation.record import TestRecord, evaluate
 from opteq.files import write_beside
+from opteq.plots.attention import draw_attention
+from opteq.plots.branches import draw_correlation, draw_perturbations, draw_relations
 from opteq.plots.calibration import draw_calibration
 from opteq.plots.confusion import draw_confusion
 from opteq.plots.convergence import draw_convergence
@@ -77,6 +80,7 @@ def write_report(run_dir: Path, network: nn.Module, datamodule: EvaluationData) 
         _headline(summary, record),
         training,
         _equilibria(record),
+        _branches(record.branches),
         _predictions(record),
         _configuration(run_dir / "config.yaml"),
     ]
@@ -187,12 +191,42 @@ def _equilibria(record: TestRecord) -> str:
         "Test images and their equilibria, largest values brightest. The channels are those that"
         " vary most; each row has one colour scale."
     )
-    return section(
-        heading,
-        explanation,
+    parts = [
         image(draw_equilibria(traces), pictures),
         image(draw_convergence(traces.residual, traces.energy), along),
+    ]
+    if traces.attention.shape[1]:
+        weights = (
+            "What each patch of the features weighs in the equilibrium, averaged over the groups of"
+            " channels: 1 where the state reproduces it, near 0 where it is left out."
+        )
+        parts.append(image(draw_attention(traces), weights))
+    return section(heading, explanation, *parts)
+
+
+def _branches(record: BranchRecord) -> str:
+    """How several branches relate; nothing for a network that has none."""
+    if not record.sizes.size:
+        return ""
+    parts = []
+    if record.heritage.size:
+        relations = (
+            f"Inner products of neighbouring branches, per pair of channels, for {len(record.heritage)} test"
+            " images: heritage H between corresponding channels, diversity D between the others (magnitudes)."
+        )
+        correlation = (
+            "Correlations of the channels of the first two branches for one image. Over"
+            f" {len(record.heritage)} images the diagonal holds {record.diagonal_share.mean():.1%} of their"
+            f" magnitude; {1 / len(record.correlation):.1%} would be chance."
+        )
+        parts.append(image(draw_relations(record), relations))
+        parts.append(image(draw_correlation(record), correlation))
+    perturbations = (
+        "Accuracy when the features g(x) are moved by ε in the direction that raises the hidden objective"
+        " most (reconstructed), or in random directions: mean and range of five trials."
     )
+    parts.append(image(draw_perturbations(record), perturbations))
+    return section("Branches", "Each branch is an equilibrium at its own resolution.", side_by_side(*parts))
 
 
 def _predictions(record: TestRecord) -> str:

@@ -6,9 +6,11 @@ import copy
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from opteq.evaluation.attention import patch_attention
 from opteq.evaluation.images import Normalization, displayable
 from opteq.layer import EquilibriumLayer
 from opteq.results import State, map_state, tensors_of
@@ -29,6 +31,8 @@ class Traces:
         rms: `(n, h, w)` root mean square over the channels of the equilibrium.
         channels: `(n, k, h, w)` the `k` channels that vary most, the same ones for every image.
         channel_indices: `(k,)` which channels these are.
+        attention: `(n, branches, h, w)` weights of the patches at the equilibrium; `(n, 0, 1, 1)` for
+            maps other than Gaussian ones with patches.
     """
 
     images: NDArray[np.float32]
@@ -37,6 +41,7 @@ class Traces:
     rms: NDArray[np.float32]
     channels: NDArray[np.float32]
     channel_indices: NDArray[np.int64]
+    attention: NDArray[np.float32]
 
 
 def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> Traces:
@@ -56,7 +61,8 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
     # In float64 on the CPU: near its minimum the objective changes by less than float32 resolves.
     layer = copy.deepcopy(layer).cpu().double()
     layer.on_unconverged = "count"  # The network's own pass has said it already.
-    solution = layer.solve(map_state(lambda t: t.cpu().double(), x), trace=True)
+    x = map_state(lambda t: t.cpu().double(), x)
+    solution = layer.solve(x, trace=True)
     assert solution.trace is not None
     state = tensors_of(solution.value)[0]
     # A dense state has no height and width: it is shown as a strip, one pixel per unit.
@@ -64,6 +70,8 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
     spread = maps.var(dim=(0, 2, 3), correction=0)
     shown = spread.argsort(descending=True, stable=True)[:SHOWN_CHANNELS]
     energy = solution.trace.energy
+    with torch.no_grad():
+        attention = patch_attention(layer.bind(x), solution.value)
     return Traces(
         images=displayable(images, normalization),
         residual=solution.trace.residual.numpy(),
@@ -71,6 +79,9 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
         rms=maps.square().mean(1).sqrt().float().numpy(),
         channels=maps[:, shown].float().numpy(),
         channel_indices=shown.numpy(),
+        attention=np.zeros((len(images), 0, 1, 1), np.float32)
+        if attention is None
+        else attention.float().numpy(),
     )
 
 
@@ -101,4 +112,5 @@ def _no_traces() -> Traces:
         rms=picture,
         channels=picture[:, None],
         channel_indices=np.zeros(0, np.int64),
+        attention=picture[:, None],
     )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from opteq.data.base import ImageDataModule
+from opteq.evaluation.branches import RELATED_SAMPLES, study_branches
 from opteq.layer import EquilibriumLayer, solve_log
 
 REPEATS = 9
@@ -81,6 +82,27 @@ def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]
             square += float(features.square().sum())
             count += features.numel()
     return {"mean_l1": absolute / count, "mean_square": square / count}
+
+
+def branch_relations(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """`heritage`, `diversity` and `diagonal_share`: means over 100 test images, see `BranchRecord`."""
+    images, labels = _first_test_images(data, RELATED_SAMPLES)
+    record = study_branches(network.eval(), images, labels)
+    return {
+        "heritage": float(record.heritage.mean()),
+        "diversity": float(record.diversity.mean()),
+        "diagonal_share": float(record.diagonal_share.mean()),
+    }
+
+
+def _first_test_images(data: ImageDataModule, count: int) -> tuple[Tensor, Tensor]:
+    images, labels = [], []
+    for some, of in data.test_dataloader():
+        images.append(some)
+        labels.append(of)
+        if sum(map(len, labels)) >= count:
+            break
+    return torch.cat(images)[:count], torch.cat(labels)[:count]
 
 
 def _median_ms(run: Callable[[], object]) -> float:

@@ -34,6 +34,7 @@ COLUMNS = {
     "inference_ms": Column("inference ms", digits=1, higher_is_better=False),
     "backward_ms": Column("backward ms", digits=1, higher_is_better=False),
     "step_ms": Column("step ms", digits=1, higher_is_better=False),
+    "diagonal_share": Column("diagonal share %", 100),
     "residual": Column("relative residual", digits=6, higher_is_better=False),
 }
 

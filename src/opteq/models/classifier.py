@@ -12,8 +12,10 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.optequnit import OptEqUnit
+from opteq.models.stem import convolutional_stem
 from opteq.objectives.patches import Patches
 from opteq.operators.conv import Conv2d
+from opteq.results import State
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import Solver
 
@@ -38,8 +40,8 @@ class ImageClassifier(nn.Module):
         """The equilibrium layers, first to last."""
         return [m for m in self.modules() if isinstance(m, EquilibriumLayer)]
 
-    def features(self, x: Tensor) -> Tensor:
-        """`(batch, channels, h, w)` equilibrium of the last layer.
+    def features(self, x: Tensor) -> State:
+        """`(batch, channels, h, w)` equilibrium of the last layer; one such tensor per branch.
 
         Raises:
             ShapeError: if `x` is no batch of images with `in_channels` channels.
@@ -130,7 +132,9 @@ class EquilibriumClassifier(ImageClassifier):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, classes)` logits; raises as `features` does."""
-        pooled = F.adaptive_avg_pool2d(F.relu(self.norm(self.features(x))), self.pool)
+        z = self.features(x)
+        assert isinstance(z, Tensor)
+        pooled = F.adaptive_avg_pool2d(F.relu(self.norm(z)), self.pool)
         return self.head(pooled.flatten(1))
 
 
@@ -229,17 +233,7 @@ class GEQClassifier(EquilibriumClassifier):
 
 
 def _stem(in_channels: int, channels: int, padding: int, downsamplings: int) -> nn.Sequential:
-    """Optional padding, then one 3×3 convolution per resolution, each with batch norm and ReLU."""
-    layers: list[nn.Module] = [nn.ZeroPad2d(padding)] if padding else []
-    steps = max(downsamplings, 1)
     # Early resolutions are expensive, so the width doubles as the image halves.
-    widths = [max(channels >> (steps - 1 - i), 8) for i in range(steps - 1)] + [channels]
-    for width in widths:
-        stride = 2 if downsamplings else 1
-        layers += [
-            nn.Conv2d(in_channels, width, 3, stride=stride, padding=1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-        ]
-        in_channels = width
-    return nn.Sequential(*layers)
+    halvings = range(max(downsamplings, 1) - 1, 0, -1)
+    widths = [max(channels >> halving, 8) for halving in halvings] + [channels]
+    return convolutional_stem(in_channels, widths, downsamplings, padding)

@@ -87,7 +87,9 @@ class DeepOptEqClassifier(ImageClassifier):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, classes)` logits; raises as `features` does."""
-        return self.head(self.features(x).mean((2, 3)))
+        z = self.features(x)
+        assert isinstance(z, Tensor)
+        return self.head(z.mean((2, 3)))
 
 
 class ResNetDeepOptEqClassifier(ImageClassifier):

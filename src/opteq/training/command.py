@@ -19,6 +19,7 @@ import opteq.data.cifar
 import opteq.data.digits
 import opteq.data.fashion_mnist
 import opteq.data.folder
+import opteq.models.branches
 import opteq.models.classifier  # noqa: F401
 from opteq.data.base import ImageDataModule
 from opteq.errors import ConfigError, OpteqError

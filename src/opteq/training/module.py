@@ -13,7 +13,10 @@ from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy
 
 from opteq.errors import ConfigError, OpteqError
+from opteq.evaluation.attacks import PGD
 from opteq.layer import SolveLog, solve_log
+from opteq.models.branches import BranchClassifier
+from opteq.objectives.coupling import HeritageDiversity
 from opteq.training.schedules import Schedule, learning_rate_factor
 
 
@@ -32,6 +35,12 @@ class ClassifierModule(LightningModule):
         schedule: Course of the learning rate, see `opteq.training.schedules`.
         warmup: Part of the training, from 0 to 1, over which the learning rate rises to its peak.
         label_smoothing: Share of the target that is spread over all classes.
+        adversary: Attack on the training images; the network is trained on what it makes of them
+            (adversarial training, Madry et al. 2018). None trains on the images themselves.
+        penalty: Coupling whose value at the equilibria of a network of several branches is added to the
+            loss, `γ Σ(λD - H)` (the augmented loss of Li et al. 2022, §3.2, which prints the opposite
+            sign and so would work against its own aim).
+        penalty_weight: The `γ` of the penalty.
     """
 
     def __init__(
@@ -43,6 +52,9 @@ class ClassifierModule(LightningModule):
         schedule: Schedule = "cosine",
         warmup: float = 0.0,
         label_smoothing: float = 0.0,
+        adversary: PGD | None = None,
+        penalty: HeritageDiversity | None = None,
+        penalty_weight: float = 1e-3,
     ) -> None:
         super().__init__()
         if not learning_rate > 0 or not weight_decay >= 0:
@@ -52,6 +64,11 @@ class ClassifierModule(LightningModule):
             )
         if not 0 <= label_smoothing < 1:
             raise ConfigError(f"Expected `label_smoothing` in [0, 1), got {label_smoothing}.")
+        if penalty is not None and not isinstance(network, BranchClassifier):
+            raise ConfigError(
+                "Expected a network of several branches, such as POptEqClassifier, for `penalty`, got"
+                f" {type(network).__name__}."
+            )
         self.network = network
         self.optimizer = optimizer
         self.learning_rate = learning_rate
@@ -59,6 +76,9 @@ class ClassifierModule(LightningModule):
         self.schedule: Schedule = schedule
         self.warmup = warmup
         self.label_smoothing = label_smoothing
+        self.adversary = adversary
+        self.penalty = penalty
+        self.penalty_weight = penalty_weight
         self._batch_scope = ExitStack()
 
     def forward(self, images: Tensor) -> Tensor:
@@ -76,14 +96,14 @@ class ClassifierModule(LightningModule):
         self.val_metrics = metrics.clone(prefix="val_")
         self.test_metrics = metrics.clone(prefix="test_")
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        # The scope of the log spans the backward pass, which Lightning runs between the hooks.
-        self._solves = self._batch_scope.enter_context(solve_log(self.network))
-
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
-        logits = self.network(images)
-        loss = cross_entropy(logits, labels, label_smoothing=self.label_smoothing)
+        if self.adversary is not None:
+            images = self.adversary(self.network, images, labels, self._datamodule.normalization)
+        # The scope of the log spans the backward pass, which Lightning runs before `on_train_batch_end`.
+        self._solves = self._batch_scope.enter_context(solve_log(self.network))
+        logits, penalty = self._answer(images)
+        loss = cross_entropy(logits, labels, label_smoothing=self.label_smoothing) + penalty
         if not loss.isfinite():
             raise OpteqError(
                 f"The training loss became {loss.item()} in step {self.global_step}; "
@@ -151,6 +171,15 @@ class ClassifierModule(LightningModule):
         if self.optimizer == "sgd":
             return SGD(groups, lr=self.learning_rate, momentum=0.9, nesterov=True)
         return AdamW(groups, lr=self.learning_rate)
+
+    def _answer(self, images: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Logits of training images, and what is added to their loss."""
+        if self.penalty is None:
+            return self.network(images), 0.0
+        assert isinstance(self.network, BranchClassifier)
+        equilibria = self.network.features(images)
+        penalty = self.penalty.at(equilibria).value(equilibria).mean()
+        return self.network.classify(equilibria), self.penalty_weight * penalty
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str, metrics: MetricCollection) -> None:
         images, labels = batch

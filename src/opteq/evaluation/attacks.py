@@ -1,0 +1,106 @@
+"""Adversarial attacks on classifiers, in the space of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opteq.evaluation.images import Normalization, channelwise
+from opteq.options import require, strict_options
+
+
+@strict_options
+@dataclass(frozen=True)
+class PGD:
+    """Projected gradient descent in the `l∞` ball (Madry et al. 2018): `steps` steps of signed gradients.
+
+    `x ← clip(x + α sign(∇ loss))`, clipped to `[x_0 - ε, x_0 + ε]` and to the range of pixels. Sizes are
+    those of pixels in [0, 1], whatever normalisation the network's images have.
+
+    Args:
+        steps: number of gradient steps.
+        epsilon: `ε`, the largest change of a pixel.
+        step_size: `α`.
+        random_start: start from a random point of the ball rather than from the image.
+    """
+
+    steps: int = 3
+    epsilon: float = 8 / 255
+    step_size: float = 2 / 255
+    random_start: bool = True
+
+    def __post_init__(self) -> None:
+        require(self.steps >= 1, self, "steps", "at least 1")
+        require(self.epsilon >= 0, self, "epsilon", "at least 0")
+        require(self.step_size > 0, self, "step_size", "positive")
+
+    def __call__(
+        self, network: nn.Module, images: Tensor, labels: Tensor, normalization: Normalization
+    ) -> Tensor:
+        """Images near `images` on which `network`, in eval mode, has a large cross entropy.
+
+        Parameters get no gradients, and the network is left in the mode it was in.
+
+        Args:
+            network: maps images to logits.
+            images: `(batch, channels, height, width)`, normalised.
+            labels: `(batch,)` true classes.
+            normalization: the mean and standard deviation that were applied to the images.
+        """
+        mean, deviation = (v.to(images) for v in channelwise(normalization))
+        # The ball, and the range of pixels, as the network sees them.
+        radius, step = self.epsilon / deviation, self.step_size / deviation
+        lowest = torch.maximum(images - radius, -mean / deviation)
+        highest = torch.minimum(images + radius, (1 - mean) / deviation)
+        attacked = images.detach()
+        if self.random_start:
+            attacked = attacked + radius * (2 * torch.rand_like(attacked) - 1)
+            attacked = attacked.clamp(lowest, highest)
+        training = network.training
+        network.eval()
+        try:
+            for _ in range(self.steps):
+                gradient = _loss_gradient(network, attacked, labels)
+                attacked = (attacked + step * gradient.sign()).clamp(lowest, highest)
+        finally:
+            network.train(training)
+        return attacked
+
+
+def attacked_accuracy(
+    network: nn.Module, loader: Iterable[Sequence[Tensor]], attack: PGD, normalization: Normalization
+) -> float:
+    """Share of the samples that `network`, in eval mode, still classifies rightly under `attack`.
+
+    Args:
+        network: maps images to logits; left in the mode it was in.
+        loader: batches `(images, labels)`, normalised.
+        attack: the attack.
+        normalization: the mean and standard deviation that were applied to the images.
+    """
+    device = next((p.device for p in network.parameters()), torch.device("cpu"))
+    training = network.training
+    network.eval()
+    hits = samples = 0
+    try:
+        for images, labels in loader:
+            images, labels = images.to(device), labels.to(device)
+            attacked = attack(network, images, labels, normalization)
+            with torch.no_grad():
+                hits += int((network(attacked).argmax(1) == labels).sum())
+            samples += len(labels)
+    finally:
+        network.train(training)
+    return hits / max(samples, 1)
+
+
+def _loss_gradient(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    with torch.enable_grad():
+        images = images.detach().requires_grad_()
+        # Summed, so that every sample's gradient is that of its own loss.
+        loss = F.cross_entropy(network(images), labels, reduction="sum")
+        return torch.autograd.grad(loss, images)[0]

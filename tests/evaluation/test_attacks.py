@@ -1,0 +1,111 @@
+"""PGD against the known optimum on a linear network and an attack written out step by step."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from opteq import Conv2d, EquilibriumLayer, OptEqUnit
+from opteq.errors import ConfigError
+from opteq.evaluation.attacks import PGD, attacked_accuracy
+
+MEAN, DEVIATION = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+NORMALIZATION = (MEAN, DEVIATION)
+
+
+def normalised(pixels):
+    return (pixels - torch.tensor(MEAN)[:, None, None]) / torch.tensor(DEVIATION)[:, None, None]
+
+
+def pixels_of(images):
+    return images * torch.tensor(DEVIATION)[:, None, None] + torch.tensor(MEAN)[:, None, None]
+
+
+@pytest.fixture
+def pixels():
+    return torch.rand(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture
+def labels():
+    return torch.arange(6) % 2
+
+
+@pytest.mark.spec("R7.4")
+def test_on_a_linear_network_it_finds_the_worst_corner_of_the_ball(pixels, labels):
+    torch.manual_seed(1)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+    epsilon = 8 / 255
+    attack = PGD(steps=10, epsilon=epsilon, step_size=4 / 255)
+    attacked = pixels_of(attack(network, normalised(pixels), labels, NORMALIZATION))
+    # With two classes the loss falls monotonously in the margin, which is linear in the pixels.
+    rows = network[1].weight
+    slope = (rows[1 - labels] - rows[labels]).reshape(pixels.shape) / torch.tensor(DEVIATION)[:, None, None]
+    worst = (pixels + epsilon * slope.sign()).clamp(0, 1)
+    torch.testing.assert_close(attacked, worst, rtol=0, atol=1e-6)
+
+
+@pytest.mark.spec("R7.4")
+def test_every_step_is_that_of_the_definition(pixels, labels):
+    torch.manual_seed(2)
+    network = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Tanh(), nn.Flatten(), nn.Linear(20, 2)).eval()
+    attack = PGD(steps=3, epsilon=0.05, step_size=0.03, random_start=False)
+    found = pixels_of(attack(network, normalised(pixels), labels, NORMALIZATION))
+    moved = pixels.clone()
+    for _ in range(3):
+        for sample in range(len(pixels)):
+            point = moved[sample : sample + 1].clone().requires_grad_()
+            loss = F.cross_entropy(network(normalised(point)), labels[sample : sample + 1])
+            (gradient,) = torch.autograd.grad(loss, point)
+            step = moved[sample] + 0.03 * gradient[0].sign()
+            low, high = pixels[sample] - 0.05, pixels[sample] + 0.05
+            moved[sample] = torch.minimum(torch.maximum(step, low), high).clamp(0, 1)
+    torch.testing.assert_close(found, moved, rtol=0, atol=1e-5)
+
+
+def test_it_stays_in_the_ball_and_the_range_of_pixels_and_leaves_the_network_alone(pixels, labels):
+    torch.manual_seed(3)
+    layer = EquilibriumLayer(OptEqUnit(Conv2d(3, 4, 3), Conv2d(3, 4, 3)))
+    network = nn.Sequential(layer, nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(48, 2)).train()
+    before = {name: value.clone() for name, value in network.state_dict().items()}
+    images = normalised(pixels)
+    attacked = PGD(steps=4, epsilon=0.1, step_size=0.07)(network, images, labels, NORMALIZATION)
+    moved = pixels_of(attacked)
+    assert (moved - pixels).abs().max() <= 0.1 + 1e-6
+    assert moved.min() >= -1e-6
+    assert moved.max() <= 1 + 1e-6
+    assert not attacked.requires_grad
+    assert not images.requires_grad
+    assert network.training
+    assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
+    assert all(p.grad is None for p in network.parameters())
+    network.eval()
+    loss = [F.cross_entropy(network(x), labels).item() for x in (images, attacked)]
+    assert loss[1] > loss[0]
+
+
+@pytest.mark.spec("R7.4")
+def test_attacked_accuracy_counts_what_survives(pixels):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 2, bias=False))
+    with torch.no_grad():
+        # The second logit is the mean pixel above a half, the first one its negative.
+        weight = (torch.tensor(DEVIATION)[:, None, None].expand(3, 4, 4) / 48).reshape(-1)
+        network[1].weight.copy_(torch.stack([-weight, weight]))
+    margin = torch.tensor([-0.2, -0.03, 0.03, 0.2])
+    images = normalised(torch.tensor(MEAN)[:, None, None] + margin[:, None, None, None].expand(4, 3, 4, 4))
+    labels = (margin > 0).long()
+    batches = [(images[:3], labels[:3]), (images[3:], labels[3:])]
+    assert attacked_accuracy(network, batches, PGD(epsilon=0.0), NORMALIZATION) == 1.0
+    attack = PGD(steps=8, epsilon=0.05, step_size=0.05)
+    assert attacked_accuracy(network, batches, attack, NORMALIZATION) == 0.5
+
+
+def test_bad_options_are_refused():
+    for options, message in (
+        ({"steps": 0}, "`steps` of PGD to be at least 1, got 0"),
+        ({"epsilon": -0.1}, "`epsilon` of PGD to be at least 0"),
+        ({"step_size": 0}, "`step_size` of PGD to be positive"),
+        ({"strength": 1}, "no option 'strength'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            PGD(**options)
