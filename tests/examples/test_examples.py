@@ -54,6 +54,15 @@ def test_the_width_of_the_diversity_makes_a_fixed_point(capsys):
     assert abs(soft[4] / hard[4] - 1) < 1e-2 * tau
 
 
+@pytest.mark.spec("R5.5")
+def test_a_weight_within_the_bound_converges(tmp_path, capsys):
+    reached = load("coupling_strength").main(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "0.001" in capsys.readouterr().out
+    # 0.9² (1 + 31 λ) < 1 up to λ = 0.0075.
+    assert all(residual <= 1.1e-10 for residual in (reached[0.001][1], reached[0.005][1]))
+
+
 def test_global_convergence_draws_its_figure(tmp_path, capsys):
     load("global_convergence").main(tmp_path / "figure.png", steps=5)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
