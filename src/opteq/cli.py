@@ -72,6 +72,8 @@ def _run(arguments: list[str]) -> None:
 
         print(f"opteq {__version__}")
     elif command == "presets":
+        if options:
+            raise ConfigError(f"opteq presets takes no options, got {' '.join(options)}.")
         _list_presets()
     elif command == "reproduce":
         _reproduce(options)

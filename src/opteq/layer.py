@@ -96,7 +96,7 @@ class EquilibriumLayer(nn.Module):
 
     def bind(self, x: State) -> Equation:
         """The equation that is solved for `x`, for inspection, certificates and energies."""
-        _check_input(x)
+        _check_input(x, next((p.dtype for p in self.map.parameters()), None))
         return self.map.bind(x)
 
     def _equilibrium(self, x: State) -> tuple[State, SolveInfo, Equation]:
@@ -198,9 +198,14 @@ class SolveLog:
 
 
 @contextmanager
-def solve_log(module: nn.Module) -> Iterator[SolveLog]:
-    """Count the forward and adjoint solves of every `EquilibriumLayer` inside `module` while active."""
-    log = SolveLog()
+def solve_log(module: nn.Module, log: SolveLog | None = None) -> Iterator[SolveLog]:
+    """Count the forward and adjoint solves of every `EquilibriumLayer` inside `module` while active.
+
+    Args:
+        module: what holds the layers.
+        log: where to count; a fresh log unless given. The `add` of its counters sees every solve.
+    """
+    log = SolveLog() if log is None else log
     layers = [m for m in module.modules() if isinstance(m, EquilibriumLayer)]
     for layer in layers:
         layer._logs.append(log)
@@ -216,13 +221,18 @@ def _expect(value: object, kind: type, name: str, expected: str) -> None:
         raise ConfigError(f"Expected `{name}` to be {expected}, got {value!r}.")
 
 
-def _check_input(x: State) -> None:
+def _check_input(x: State, dtype: torch.dtype | None) -> None:
     for tensor in x if isinstance(x, tuple) else (x,):
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             got = "()" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ShapeError(f"Expected `x` to be a tensor of shape (batch, ...), got {got}.")
         if not tensor.is_floating_point():
             raise ShapeError(f"Expected `x` of floating-point numbers, got {tensor.dtype}; use x.float().")
+        if dtype not in (None, tensor.dtype) and not torch.is_autocast_enabled(tensor.device.type):
+            raise ShapeError(
+                f"Expected `x` of the {dtype} that the layer's parameters have, got {tensor.dtype};"
+                f" convert `x` with x.to({dtype}) or the layer with layer.to({tensor.dtype})."
+            )
         finite = torch.isfinite(tensor[:, None]).flatten(1).all(1)
         if not bool(finite.all()):
             bad = (~finite).nonzero()[:, 0].tolist()

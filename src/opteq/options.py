@@ -1,18 +1,36 @@
-"""Option objects: dataclasses whose constructor names the valid options when given an unknown one."""
+"""Option objects: dataclasses whose constructor says what is wrong with the options it is given."""
 
 from __future__ import annotations
 
 import functools
+import types
 from dataclasses import fields
-from typing import Any, TypeVar
+from numbers import Integral, Real
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from opteq.errors import ConfigError
 
 C = TypeVar("C", bound=type)
 
+# What values of the plain types may be: a whole number is a number, numpy's numbers are too.
+_PLAIN = {bool: bool, int: Integral, float: Real, str: str, type(None): type(None)}
+_NAMES = {
+    bool: "True or False",
+    int: "a whole number",
+    float: "a number",
+    str: "a string",
+    type(None): "None",
+}
+# Costs more than the rest of a constructor, and solvers are made in every backward pass.
+_type_hints = functools.cache(get_type_hints)
+
 
 def strict_options(cls: C) -> C:
-    """Class decorator for a dataclass: unknown keywords raise a `ConfigError` that lists the options."""
+    """Class decorator for a dataclass whose constructor refuses what does not fit, with a `ConfigError`.
+
+    That is unknown keywords, to which it answers with a list of the options, and values that are not of
+    the plain type (number, truth value, string or None) that an option has.
+    """
     original = cls.__init__
 
     @functools.wraps(original)
@@ -23,10 +41,24 @@ def strict_options(cls: C) -> C:
             raise ConfigError(
                 f"{cls.__name__} has no option {unknown[0]!r}; it has {', '.join(valid) or 'none'}."
             )
+        hints = _type_hints(cls)
+        for name, value in (*zip(valid, args, strict=False), *kwargs.items()):
+            _check_type(cls, name, value, hints[name])
         original(self, *args, **kwargs)
 
     cls.__init__ = __init__
     return cls
+
+
+def _check_type(cls: type, name: str, value: object, hint: Any) -> None:
+    kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    if not all(kind in _PLAIN for kind in kinds):
+        return
+    # A truth value is an integer to Python, but not to a reader.
+    fits = [isinstance(value, _PLAIN[kind]) and (kind is bool or type(value) is not bool) for kind in kinds]
+    if not any(fits):
+        expected = " or ".join(_NAMES[kind] for kind in kinds)
+        raise ConfigError(f"Expected `{name}` of {cls.__name__} to be {expected}, got {value!r}.")
 
 
 def require(condition: bool, owner: object, name: str, expected: str) -> None:

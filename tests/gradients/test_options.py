@@ -1,6 +1,7 @@
+import numpy as np
 import pytest
 
-from opteq import Implicit, OneStep, Phantom, Unrolled
+from opteq import SAM, Anderson, Implicit, OneStep, Patches, Phantom, SquaredNorm, Unrolled
 from opteq.errors import ConfigError
 
 
@@ -25,3 +26,24 @@ from opteq.errors import ConfigError
 def test_options_out_of_range_or_unknown_are_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: Anderson(tol="x"), "`tol` of Anderson to be a number, got 'x'"),
+        (lambda: Anderson(1e-3, 2.5), "`max_steps` of Anderson to be a whole number, got 2.5"),
+        (lambda: Anderson(memory=True), "`memory` of Anderson to be a whole number, got True"),
+        (lambda: Patches(size=None), "`size` of Patches to be a whole number, got None"),
+        (lambda: Unrolled(3, checkpoint=1), "`checkpoint` of Unrolled to be True or False, got 1"),
+        (lambda: SAM(SquaredNorm(), gamma="a"), "`gamma` of SAM to be a number or None, got 'a'"),
+    ],
+)
+def test_options_of_another_type_are_refused(build, message):
+    with pytest.raises(ConfigError, match=message):
+        build()
+
+
+def test_numbers_of_numpy_are_numbers():
+    assert Anderson(np.float32(0.5), np.int64(7)).max_steps == 7
+    assert Anderson(tol=1).tol == 1

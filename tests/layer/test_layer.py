@@ -204,3 +204,18 @@ def test_numbers_that_are_not_floating_point_are_refused(dtype):
     layer = EquilibriumLayer(OptEqUnit(Dense(2, 3), Dense(2, 3)))
     with pytest.raises(ShapeError, match="floating-point numbers, got torch"):
         layer(torch.zeros(1, 2, dtype=dtype))
+
+
+def test_an_input_of_another_dtype_is_answered_with_how_to_convert():
+    layer = EquilibriumLayer(OptEqUnit(Dense(3, 4), Dense(2, 4)))
+    with pytest.raises(ShapeError, match=r"torch.float32 .*, got torch.float64; convert `x` with x.to"):
+        layer(torch.zeros(2, 2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("gradient", [Implicit(), Unrolled(3)])
+def test_an_empty_batch_gives_an_empty_equilibrium_at_one_evaluation(gradient):
+    solver = None if isinstance(gradient, Unrolled) else Anderson()
+    layer = EquilibriumLayer(OptEqUnit(Dense(3, 4), Dense(2, 4)), solver, gradient)
+    solution = layer.solve(torch.zeros(0, 2))
+    assert solution.value.shape == (0, 3)
+    assert solution.info.evaluations == (3 if solver is None else 1)

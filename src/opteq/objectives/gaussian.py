@@ -172,7 +172,7 @@ class _GaussianLinearization(SimilarityLinearization):
         return torch.linalg.vecdot(lifted, self._at.projected)[..., None]
 
     def _response(self, projected: Tensor, overlap: Tensor) -> Tensor:
-        """`-A q`, the change of the forces, for patches `q` with `G q = projected` and `q_iᵀG r_i = overlap`."""
+        """`-A q`, the change of the forces, for `q` with `G q = projected` and `q_iᵀG r_i = overlap`."""
         shift = -2 * self._similarity.gamma[:, None, None] * overlap
         return torch.addcmul(shift * self._force, self._at.weight, projected, value=-1)
 

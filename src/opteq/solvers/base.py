@@ -139,7 +139,7 @@ def find_fixed_point(
             following = advance(x, f, g, changes)
         stops = [i for i in active if not solver.tol < residuals[i] < math.inf]
         last = step == solver.max_steps
-        if stops or last:
+        if stops or last or not active:
             # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
             finite = list(map(math.isfinite, changes))
             stops = [i for i in stops if residuals[i] <= solver.tol or not finite[i]]

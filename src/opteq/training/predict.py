@@ -1,7 +1,7 @@
 """Predictions for a folder of images, with what is known about each solve."""
 
 import csv
-from contextlib import ExitStack
+import io
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,10 @@ from torch.utils.data import DataLoader
 from opteq.data.folder import find_images
 from opteq.data.images import FileImages
 from opteq.data.preprocess import Normalization, Preprocess
-from opteq.layer import EquilibriumLayer
+from opteq.files import write_beside
+from opteq.layer import SolveCounts, SolveLog, solve_log
 from opteq.models.loading import ModelCard
+from opteq.results import SolveInfo
 
 BATCH_SIZE = 64
 
@@ -53,10 +55,11 @@ def predict_folder(network: nn.Module, card: ModelCard, folder: Path) -> list[Pr
     loader: DataLoader[Any] = DataLoader(images, BATCH_SIZE, collate_fn=preprocess)
     predictions: list[Prediction] = []
     for batch, _ in loader:
-        with _SolveRecorder(network) as solves:
+        ends = _Ends()
+        with solve_log(network, SolveLog(forward=ends)):
             logits = network(batch.to(device))
         confidences, labels = logits.softmax(1).max(1)
-        converged, residuals = solves.per_image(len(batch))
+        converged, residuals = ends.per_image(len(batch))
         rows = zip(labels.tolist(), confidences.tolist(), converged.tolist(), residuals.tolist(), strict=True)
         for label, *numbers in rows:
             predictions.append(Prediction(paths[len(predictions)], card.class_names[label], *numbers))
@@ -65,31 +68,27 @@ def predict_folder(network: nn.Module, card: ModelCard, folder: Path) -> list[Pr
 
 def write_predictions(path: Path, predictions: list[Prediction]) -> None:
     """Write predictions as a CSV file with one column per field."""
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(field.name for field in fields(Prediction))
-        writer.writerows(astuple(prediction) for prediction in predictions)
+    text = io.StringIO(newline="")
+    writer = csv.writer(text)
+    writer.writerow(field.name for field in fields(Prediction))
+    writer.writerows(astuple(prediction) for prediction in predictions)
+    with write_beside(path) as file:
+        file.write(text.getvalue().encode())
 
 
-class _SolveRecorder(ExitStack):
-    """Records, image by image, how the solves of the equilibrium layers in a network end."""
+class _Ends(SolveCounts):
+    """How the solves of a batch ended, image by image."""
 
-    def __init__(self, network: nn.Module) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._converged: list[Tensor] = []
-        self._residuals: list[Tensor] = []
-        for layer in network.modules():
-            if isinstance(layer, EquilibriumLayer):
-                self.callback(layer.register_forward_pre_hook(self._record).remove)
+        self.infos: list[SolveInfo] = []
+
+    def add(self, info: SolveInfo) -> None:
+        self.infos.append(info)
 
     def per_image(self, batch: int) -> tuple[Tensor, Tensor]:
         """Whether all layers converged, and their largest residual, each of shape (batch,)."""
-        if not self._converged:
+        if not self.infos:
             return torch.ones(batch, dtype=torch.bool), torch.zeros(batch)
-        return torch.stack(self._converged).all(0), torch.stack(self._residuals).amax(0)
-
-    def _record(self, layer: nn.Module, inputs: tuple[Any, ...]) -> None:
-        assert isinstance(layer, EquilibriumLayer)
-        info = layer.solve(*inputs).info
-        self._converged.append(info.converged)
-        self._residuals.append(info.residual)
+        converged = torch.stack([info.converged for info in self.infos])
+        return converged.all(0), torch.stack([info.residual for info in self.infos]).amax(0)
