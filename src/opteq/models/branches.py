@@ -228,7 +228,8 @@ class ParallelGEQClassifier(BranchClassifier):
         hidden: channels of `W_i y_i`, one number per branch, split into patches.
         reductions: by what each branch's size is smaller than that of the features.
         patch_channels: channels in a patch.
-        patch_size: height and width of a patch; must divide those of every branch.
+        patch_size: height and width of a patch, which must divide those of every branch; None for the plain
+            kernel on whole samples.
         patch_hidden: columns of the patch projections `W_h`.
         gamma: a positive number or `"adaptive"`.
         activation: name of an activation in `opteq.activations`.
@@ -248,7 +249,7 @@ class ParallelGEQClassifier(BranchClassifier):
         hidden: Sequence[int] = (64, 128, 128, 128, 256, 256),
         reductions: Sequence[int] = (1, 2, 4, 4, 8, 8),
         patch_channels: int = 8,
-        patch_size: int = 2,
+        patch_size: int | None = 2,
         patch_hidden: int = 64,
         gamma: float | str = "adaptive",
         activation: str = "relu",
@@ -266,7 +267,7 @@ class ParallelGEQClassifier(BranchClassifier):
             GaussianMap(
                 Conv2d(channels, n, 3),
                 _injection(channels, n, reduction),
-                Patches(patch_channels, patch_size),
+                None if patch_size is None else Patches(patch_channels, patch_size),
                 patch_hidden,
                 gamma,
                 activation=activation,
