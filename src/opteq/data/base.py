@@ -1,8 +1,10 @@
 """What all image data modules share: splits, loaders, and the facts that a network needs."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningDataModule
 from torch.utils.data import DataLoader
 
@@ -31,15 +33,17 @@ class ImageDataModule(LightningDataModule):
             all if None.
         val_fraction: Share of the training images that is set aside for validation.
         augmentation: Random changes to training images, see `opteq.data.preprocess.Preprocess`.
+        classes: Names of the classes to keep, in the order of their labels; all if None. The images of
+            the others are what `unseen_dataloader` gives.
 
     Attributes:
-        class_names: Name of every class; known for folders only after `setup`.
+        all_classes: Name of every class of the data set; known for folders only after `setup`.
         in_channels: Channels of an image.
         image_size: Height and width of an image.
         normalization: Mean and standard deviation of each channel for pixels in [0, 1].
     """
 
-    class_names: tuple[str, ...]
+    all_classes: tuple[str, ...]
     in_channels: int
     image_size: int
     normalization: Normalization
@@ -51,6 +55,7 @@ class ImageDataModule(LightningDataModule):
         train_limit: int | None = None,
         val_fraction: float = 0.1,
         augmentation: Augmentation = "none",
+        classes: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -59,14 +64,22 @@ class ImageDataModule(LightningDataModule):
             raise ConfigError(f"Expected `num_workers` of at least 0, got {num_workers}.")
         if not 0 < val_fraction < 1:
             raise ConfigError(f"Expected `val_fraction` between 0 and 1, got {val_fraction}.")
+        if classes is not None and len(set(classes)) < max(2, len(classes)):
+            raise ConfigError(f"Expected `classes` to be two or more different names, got {list(classes)}.")
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.train_limit = train_limit
         self.val_fraction = val_fraction
         self.augmentation: Augmentation = augmentation
+        self.classes = None if classes is None else tuple(classes)
         self._train: Images | None = None
         self._val: Images | None = None
         self._test: Images | None = None
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Name of every class that is kept, in the order of the labels."""
+        return self.all_classes if self.classes is None else self.classes
 
     @property
     def num_classes(self) -> int:
@@ -104,9 +117,23 @@ class ImageDataModule(LightningDataModule):
     def test_dataloader(self) -> Loader:
         return self._loader(self._loaded(self._test))
 
+    def unseen_dataloader(self) -> Loader:
+        """The test images of the classes that `classes` leaves out, with their labels in the data set.
+
+        Raises:
+            ConfigError: No class is left out, or there are no such images.
+        """
+        images = self.read("test")
+        if self.classes is None or images is None:
+            raise ConfigError("There are unseen classes only where `classes` leaves some out.")
+        unseen = (self._new_labels()[images.labels] < 0).nonzero()[:, 0]
+        if len(unseen) == 0:
+            raise ConfigError("The test set has no images of the classes that `classes` leaves out.")
+        return self._loader(images.subset(unseen).in_memory())
+
     def _read_training_splits(self) -> None:
         train = self._require("train")
-        val = self.read("val")
+        val = self._read_kept("val")
         if val is None:
             chosen, rest = stratified_split(train.labels, round(self.val_fraction * len(train)), SPLIT_SEED)
             if len(chosen) == 0 or len(rest) == 0:
@@ -126,10 +153,33 @@ class ImageDataModule(LightningDataModule):
         self._train, self._val = train.in_memory(), val.in_memory()
 
     def _require(self, split: Literal["train", "test"]) -> Images:
-        images = self.read(split)
+        images = self._read_kept(split)
         if images is None or len(images) == 0:
             raise ConfigError(f"{type(self).__name__} has no {split} images.")
         return images
+
+    def _read_kept(self, split: Literal["train", "val", "test"]) -> Images | None:
+        """One split, without the classes that are left out."""
+        images = self.read(split)
+        if images is None or self.classes is None:
+            return images
+        labels = self._new_labels()[images.labels]
+        kept = images.subset((labels >= 0).nonzero()[:, 0])
+        kept.labels = labels[labels >= 0]
+        return kept
+
+    def _new_labels(self) -> torch.Tensor:
+        """The label among `classes` of each class of the data set, -1 for those left out."""
+        assert self.classes is not None
+        unknown = [name for name in self.classes if name not in self.all_classes]
+        if unknown:
+            raise ConfigError(
+                f"There is no class {unknown[0]} in {self.title}; it has {', '.join(self.all_classes)}."
+            )
+        labels = torch.full((len(self.all_classes),), -1)
+        for label, name in enumerate(self.classes):
+            labels[self.all_classes.index(name)] = label
+        return labels
 
     def _loaded(self, images: Images | None) -> Images:
         if images is None:

@@ -52,7 +52,7 @@ class CIFAR10(ImageDataModule):
             raise ConfigError(
                 f"{type(self).__name__} is missing or damaged in {self._folder}. {self._how_to_get}"
             ) from error
-        self.class_names = tuple(images.classes)
+        self.all_classes = tuple(images.classes)
         pixels = torch.from_numpy(images.data).permute(0, 3, 1, 2).contiguous()
         return ArrayImages(pixels, torch.tensor(images.targets))
 

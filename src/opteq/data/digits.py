@@ -16,7 +16,7 @@ TEST_IMAGES = 360
 class Digits(ImageDataModule):
     """scikit-learn's digits, with a fixed stratified test set of 360 images."""
 
-    class_names = tuple(str(digit) for digit in range(10))
+    all_classes = tuple(str(digit) for digit in range(10))
     in_channels = 1
     image_size = 8
     normalization = Normalization(mean=(0.305,), std=(0.376,))

@@ -38,7 +38,7 @@ class FashionMNIST(ImageDataModule):
         ConfigError: The set is missing or damaged.
     """
 
-    class_names = tuple(torchvision.datasets.FashionMNIST.classes)
+    all_classes = tuple(torchvision.datasets.FashionMNIST.classes)
     in_channels = 1
     image_size = 28
     normalization = Normalization(mean=(0.2860,), std=(0.3530,))

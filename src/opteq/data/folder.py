@@ -38,7 +38,7 @@ class ImageFolder(ImageDataModule):
             raise ConfigError(f"Expected `image_size` of at least 1, got {image_size}.")
         self.root = root
         self.image_size = image_size
-        self.class_names = ()
+        self.all_classes = ()
 
     @property
     def title(self) -> str:
@@ -70,10 +70,10 @@ class ImageFolder(ImageDataModule):
         )
 
     def _check_classes(self, folder: Path, classes: list[str]) -> None:
-        if self.class_names and tuple(classes) != self.class_names:
-            different = ", ".join(sorted(set(classes) ^ set(self.class_names)))
+        if self.all_classes and tuple(classes) != self.all_classes:
+            different = ", ".join(sorted(set(classes) ^ set(self.all_classes)))
             raise ConfigError(f"The classes in {folder} differ from those of the other folders: {different}.")
-        self.class_names = tuple(classes)
+        self.all_classes = tuple(classes)
 
 
 def find_images(folder: Path) -> list[Path]:

@@ -6,12 +6,48 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.metrics import roc_auc_score
 
 
 def confusion_matrix(labels: NDArray, predictions: NDArray, classes: int) -> NDArray[np.int64]:
     """`(classes, classes)` counts: row = true class, column = predicted class."""
     pairs = np.asarray(labels) * classes + np.asarray(predictions)
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def known_divergence(log_probabilities: NDArray, labels: NDArray) -> float:
+    """Mean `KL(one-hot ‖ prediction) = -ln p_label` over images of known classes (Li et al. 2022b, §4.3).
+
+    Args:
+        log_probabilities: `(samples, classes)` logarithms of the predicted probabilities.
+        labels: `(samples,)` true classes.
+    """
+    return float(-log_probabilities[np.arange(len(labels)), labels].mean())
+
+
+def unknown_divergence(log_probabilities: NDArray) -> float:
+    """Mean `KL(prediction ‖ uniform) = ln K + Σ p ln p` over images of unseen classes, from 0 to `ln K`.
+
+    (Li et al. 2022b, §4.3.) Zero is a model that has no idea, as it should have none.
+
+    Args:
+        log_probabilities: `(samples, K)` logarithms of the predicted probabilities.
+    """
+    probabilities = np.exp(log_probabilities)
+    # p ln p tends to 0 where ln p is infinite.
+    terms = np.where(probabilities > 0, probabilities * np.maximum(log_probabilities, -1e300), 0.0)
+    return float(np.log(log_probabilities.shape[1]) + terms.sum(1).mean())
+
+
+def detection(known: NDArray, unknown: NDArray) -> float:
+    """AUROC: the chance that a known image gets more confidence than an unseen one, ties half.
+
+    Args:
+        known: `(n,)` confidences on images of known classes.
+        unknown: `(m,)` confidences on images of unseen classes.
+    """
+    which = np.concatenate([np.ones(len(known)), np.zeros(len(unknown))])
+    return float(roc_auc_score(which, np.concatenate([known, unknown])))
 
 
 @dataclass(frozen=True, slots=True)

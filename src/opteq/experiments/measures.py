@@ -6,12 +6,15 @@ import time
 from collections.abc import Callable
 from statistics import median
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from opteq.data.base import ImageDataModule
+from opteq.data.base import ImageDataModule, Loader
 from opteq.evaluation.branches import RELATED_SAMPLES, study_branches
+from opteq.evaluation.scores import detection, known_divergence, reliability, unknown_divergence
 from opteq.layer import EquilibriumLayer, solve_log
 
 REPEATS = 9
@@ -82,6 +85,31 @@ def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]
             square += float(features.square().sum())
             count += features.numel()
     return {"mean_l1": absolute / count, "mean_square": square / count}
+
+
+def calibration(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """How sure the network is of classes it knows and of those that `data.classes` left out of training.
+
+    `known_kl` and `unknown_kl` are the divergences of `opteq.evaluation.scores` (lower is better), `ece` the
+    expected calibration error on known classes, `auroc` how well confidence tells known from unseen.
+    """
+    known, labels = _log_probabilities(network, data.test_dataloader())
+    unknown, _ = _log_probabilities(network, data.unseen_dataloader())
+    confidence = np.exp(known.max(1))
+    return {
+        "known_kl": known_divergence(known, labels),
+        "unknown_kl": unknown_divergence(unknown),
+        "ece": reliability(confidence, known.argmax(1) == labels).error,
+        "auroc": detection(confidence, np.exp(unknown.max(1))),
+    }
+
+
+@torch.no_grad()
+def _log_probabilities(network: nn.Module, loader: Loader) -> tuple[NDArray, NDArray]:
+    network.eval()
+    batches = [(network(images).double().log_softmax(1), labels) for images, labels in loader]
+    predictions, labels = zip(*batches, strict=True)
+    return torch.cat(predictions).numpy(), torch.cat(labels).numpy()
 
 
 def branch_relations(network: nn.Module, data: ImageDataModule) -> dict[str, float]:

@@ -35,6 +35,10 @@ COLUMNS = {
     "backward_ms": Column("backward ms", digits=1, higher_is_better=False),
     "step_ms": Column("step ms", digits=1, higher_is_better=False),
     "diagonal_share": Column("diagonal share %", 100),
+    "known_kl": Column("KL known", digits=3, higher_is_better=False),
+    "unknown_kl": Column("KL unseen", digits=3, higher_is_better=False),
+    "ece": Column("ECE %", 100, higher_is_better=False),
+    "auroc": Column("AUROC %", 100),
     "residual": Column("relative residual", digits=6, higher_is_better=False),
 }
 
