@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from benchmarks.families import Family, Gaussian, OptEq, Sizes
+from benchmarks.families import Deep, Family, Gaussian, OptEq, Sizes
 from benchmarks.operators import Convolution, Matrix
 
 
@@ -60,6 +60,7 @@ CELLS = {
         replace(_OPTEQ.resized(norm=0.995), name="opteq-0.995"),
         Cell("geq", Gaussian(Convolution(3), patch_channels=8, patch_size=2, patch_hidden=64), _IMAGE),
         Cell("dense", OptEq(Matrix()), _VECTOR),
+        Cell("deep", Deep(Convolution(3)), replace(_IMAGE, channels=30, hidden=128), speedup=1.6),
     )
 }
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.operators import Operator, largest_singular_value
 from opteq.maps.base import EquilibriumMap
+from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.optequnit import OptEqUnit
 from opteq.objectives.patches import Patches
@@ -22,6 +24,7 @@ from opteq.objectives.patches import Patches
 Tensors = Mapping[str, Tensor]
 Leaves = dict[str, nn.Parameter]
 Map = Callable[[Tensor], Tensor]
+L = TypeVar("L", bound=Tensor)
 # An operator with its arguments, ready to run.
 Call = Callable[[], Tensor]
 
@@ -119,6 +122,13 @@ class Family(ABC):
         module.W.weight, module.injection.operator.weight = leaves["W"], leaves["U"]
         module.injection.bias = leaves["b"]
 
+    def _unit(self, leaves: Leaves, max_norm: float | None) -> OptEqUnit:
+        hidden, channels = leaves["W"].shape[:2]
+        W, U = (self.operator.module(channels, hidden) for _ in range(2))
+        unit = OptEqUnit(W, U, max_norm=max_norm)
+        self._fill(unit, leaves)
+        return unit
+
 
 @dataclass(frozen=True)
 class OptEq(Family):
@@ -132,11 +142,66 @@ class OptEq(Family):
         return self.operator.apply(leaves["W"], state) + self.injection(leaves)
 
     def map(self, leaves: Leaves, max_norm: float | None) -> EquilibriumMap:
-        hidden, channels = leaves["W"].shape[:2]
-        W, U = (self.operator.module(channels, hidden) for _ in range(2))
-        module = OptEqUnit(W, U, max_norm=max_norm)
-        self._fill(module, leaves)
-        return module
+        return self._unit(leaves, max_norm)
+
+
+@dataclass(frozen=True)
+class Deep(Family):
+    """Units `z ← α Wᵀ relu(W z + U x + b) + (1 - α) z`, one after the other, with these hidden channels.
+
+    The `hidden` of the sizes is not used. The leaves of unit `i` are `Wi`, `Ui` and `bi`.
+    """
+
+    hidden: tuple[int, ...] = (16, 32, 64, 128, 128)
+    alpha: float = 0.8
+
+    def draw(self, sizes: Sizes) -> Tensors:
+        leaves = {}
+        for index, hidden in enumerate(self.hidden):
+            drawn = super().draw(replace(sizes, hidden=hidden))
+            leaves |= {"x": drawn["x"], **{f"{name}{index}": drawn[name] for name in ("U", "b")}}
+            # Units of one size are drawn alike: another order of the rows makes them different.
+            leaves[f"W{index}"] = drawn["W"].roll(index, 0)
+        return leaves
+
+    def equation(self, leaves: Tensors) -> Map:
+        units = [(own["W"], self.injection(own)) for own in self._units(leaves)]
+
+        def T(z: Tensor) -> Tensor:
+            for W, c in units:
+                image = self.operator.adjoint(W, torch.relu(self.operator.apply(W, z) + c))
+                z = self.alpha * image + (1 - self.alpha) * z
+            return z
+
+        return T
+
+    def units(self, leaves: Tensors, state: Tensor) -> Tensor:
+        first = self._units(leaves)[0]
+        return self.operator.apply(first["W"], state) + self.injection(first)
+
+    def map(self, leaves: Leaves, max_norm: float | None) -> EquilibriumMap:
+        return DeepOptEq([self._unit(own, max_norm) for own in self._units(leaves)], self.alpha)
+
+    def bare_evaluation(self, leaves: Tensors) -> list[Call]:
+        return [call for own in self._units(leaves) for call in super(Deep, self).bare_evaluation(own)]
+
+    def bare_injection(self, leaves: Tensors) -> list[Call]:
+        return [call for own in self._units(leaves) for call in super(Deep, self).bare_injection(own)]
+
+    def bare_gradients(self, leaves: Tensors) -> list[Call]:
+        """Those of every unit, and the products with `W` that carry the cotangent to the unit before."""
+        calls = [call for own in self._units(leaves) for call in super(Deep, self).bare_gradients(own)]
+        for own in self._units(leaves)[1:]:
+            calls.append(super().bare_evaluation(own)[1])
+        return calls
+
+    def _units(self, leaves: Mapping[str, L]) -> list[dict[str, L]]:
+        """The leaves of each unit under the names they have alone."""
+        names = ("W", "U", "b")
+        return [
+            {"x": leaves["x"], **{name: leaves[f"{name}{index}"] for name in names}}
+            for index in range(len(self.hidden))
+        ]
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,9 @@ def measure_flatness(cell: Cell, device: torch.device, steps: tuple[int, int] = 
     """
     hard = replace(cell.resized(norm=1 - 1e-6), tol=10 * torch.finfo(torch.float64).eps, dtype=torch.float64)
     problem = Problem(hard, device)
-    problem.tensors["b"] += 10
+    for name, tensor in problem.tensors.items():
+        if name.startswith("b"):
+            tensor += 10
     evaluations, memory = [], []
     for most in steps:
         ours = Ours(problem, cell.family.operator.layouts[-1])
