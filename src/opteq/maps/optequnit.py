@@ -191,7 +191,7 @@ class _OptEqLinearization(Linearization):
 
     def jvp(self, tangent: State) -> Tensor:
         assert isinstance(tangent, Tensor)
-        return self._equation.pool(self._slope * self._lift(tangent))
+        return self._equation.pool(self._lift(tangent).mul_(self._slope))
 
     def vjp(self, cotangent: State) -> Tensor:
         return self.jvp(cotangent)
@@ -200,8 +200,10 @@ class _OptEqLinearization(Linearization):
         # ⟨u, T(z)⟩ = ⟨W u, σ(W z + c)⟩/μ depends on W twice.
         assert isinstance(cotangent, Tensor)
         equation = self._equation
-        injection = self._slope * self._lift(cotangent) / equation.mu
-        outer = equation.operator.weight_gradient(equation.weights, cotangent, self.hidden / equation.mu)
+        injection = self._lift(cotangent).mul_(self._slope)
+        injection = injection if equation.mu == 1 else injection / equation.mu
+        hidden = self.hidden if equation.mu == 1 else self.hidden / equation.mu
+        outer = equation.operator.weight_gradient(equation.weights, cotangent, hidden)
         inner = equation.operator.weight_gradient(equation.weights, self._state, injection)
         return (injection, *map(torch.add, outer, inner))
 

@@ -135,8 +135,7 @@ class SkipEquation(Equation):
     def _blend(self, state: State, image: State) -> Tensor:
         assert isinstance(state, Tensor)
         assert isinstance(image, Tensor)
-        weight = self.alpha.to(image.dtype) if isinstance(self.alpha, Tensor) else self.alpha
-        return torch.lerp(state, image, weight)
+        return _blend(state, image, self.alpha)
 
 
 class _SkipLinearization(Linearization):
@@ -179,4 +178,9 @@ class _SkipLinearization(Linearization):
     def _blend(self, v: State, image: State) -> Tensor:
         assert isinstance(v, Tensor)
         assert isinstance(image, Tensor)
-        return self._alpha * image + (1 - self._alpha) * v
+        return _blend(v, image, self._alpha)
+
+
+def _blend(a: Tensor, b: Tensor, alpha: float | Tensor) -> Tensor:
+    """`αb + (1-α)a`."""
+    return torch.lerp(a, b, alpha.to(b.dtype) if isinstance(alpha, Tensor) else alpha)
