@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from benchmarks.branches import MultiBranch
 from benchmarks.families import Deep, Family, Gaussian, OptEq, Sizes
 from benchmarks.operators import Convolution, Matrix
 
@@ -19,6 +20,7 @@ class Cell:
         family: its equilibrium map.
         sizes: how large it is, and the norm of `W`.
         speedup: how many times faster than torchdeq's implicit step it is asked to be.
+        forward_overhead: how many times the bare operators' time its forward solve may take.
         tol: relative tolerance of the forward and of the adjoint solve.
         dtype: floating-point type.
     """
@@ -27,6 +29,7 @@ class Cell:
     family: Family
     sizes: Sizes
     speedup: float = 2.0
+    forward_overhead: float = 1.15
     tol: float = 1e-4
     dtype: torch.dtype = torch.float32
 
@@ -60,6 +63,13 @@ CELLS = {
         replace(_OPTEQ.resized(norm=0.995), name="opteq-0.995"),
         Cell("geq", Gaussian(Convolution(3), patch_channels=8, patch_size=2, patch_hidden=64), _IMAGE),
         Cell("dense", OptEq(Matrix()), _VECTOR),
+        Cell(
+            "mopteq",
+            MultiBranch(Convolution(3)),
+            Sizes(batch=16, channels=128, hidden=64, size=32, norm=0.9),
+            speedup=1.6,
+            forward_overhead=1.25,
+        ),
         Cell("deep", Deep(Convolution(3)), replace(_IMAGE, channels=30, hidden=128), speedup=1.6),
     )
 }

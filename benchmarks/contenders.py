@@ -14,6 +14,7 @@ from benchmarks.families import Call, Map, Tensors
 from benchmarks.problem import Problem
 from opteq.layer import EquilibriumLayer, SolveLog, solve_log
 from opteq.maps.base import EquilibriumMap
+from opteq.results import State, like, map_state, tensors_of
 
 OURS, WATCHED = "opteq", "opteq, norm watched"
 IFT, PHANTOM = "torchdeq implicit", "torchdeq phantom"
@@ -56,9 +57,10 @@ class Contender(ABC):
 class Differentiable(Contender, ABC):
     """A contender that makes a value and gradients, the latter through autograd."""
 
-    def backward(self, value: Tensor) -> None:
+    def backward(self, value: State) -> None:
         # In the layout that the value has, as what follows a layer hands its gradient back.
-        value.backward(torch.empty_like(value).copy_(self.problem.cotangent))
+        cotangent = map_state(lambda v, w: torch.empty_like(v).copy_(w), value, self.problem.cotangent)
+        torch.autograd.backward(tensors_of(value), tensors_of(cotangent))
 
     def gradients(self) -> Tensors:
         """Gradients of the last step."""
@@ -79,7 +81,7 @@ class Ours(Differentiable):
         ceiling = 1.001 * cell.sizes.norm if watch_norm else None
         self.layer = equilibrium_layer(cell.family.map(self.leaves, ceiling), cell.tol, MAX_STEPS)
 
-    def forward(self) -> Tensor:
+    def forward(self) -> State:
         return self.layer(self.leaves["x"])
 
     def evaluations(self) -> tuple[int, int]:
@@ -110,10 +112,10 @@ class Plain(Differentiable, ABC):
 
     _counter: Counter | None = None
 
-    def equation(self) -> tuple[Map, Tensor]:
+    def equation(self) -> tuple[Map, State]:
         """`T` and the state to start from."""
-        T = self.problem.cell.family.equation(self.leaves)
-        return counted(T, self._counter), torch.zeros_like(self.leaves["x"])
+        family = self.problem.cell.family
+        return counted(family.equation(self.leaves), self._counter), family.zero(self.leaves)
 
     def evaluations(self) -> tuple[int, int]:
         self._counter = counter = Counter()
@@ -140,7 +142,7 @@ class TorchDEQ(Plain):
         self.name, self._attached = name, attached
         self._deq = torchdeq_anderson((problem.cell.tol, MAX_STEPS), (problem.cell.tol, MAX_STEPS), **options)
 
-    def forward(self) -> Tensor:
+    def forward(self) -> State:
         return run_torchdeq(self._deq, *self.equation())
 
     def evaluations(self) -> tuple[int, int]:
@@ -163,16 +165,26 @@ def torchdeq_anderson(forward: tuple[float, int], backward: tuple[float, int], *
     )
 
 
-def run_torchdeq(deq: nn.Module, T: Map, z: Tensor) -> Tensor:
+def run_torchdeq(deq: nn.Module, T: Map, z: State) -> State:
     """Solve `z = T(z)` in the layout of `z`.
 
     A channels-last state is handed over as `(batch, H, W, C)`, so that torchdeq's flattening needs no
     copies, as it would for `(batch, C, H, W)`.
     """
-    if z.is_contiguous():
+    if all(t.is_contiguous() for t in tensors_of(z)):
+        return _last_state(deq, T, z)
+
+    def from_pixels(state: State) -> State:
+        return map_state(_pixels_first, T(map_state(_channels_first, state)))
+
+    return map_state(_channels_first, _last_state(deq, from_pixels, map_state(_pixels_first, z)))
+
+
+def _last_state(deq: nn.Module, T: Map, z: State) -> State:
+    if isinstance(z, Tensor):
         return deq(T, z)[0][-1]
-    states, _ = deq(lambda s: _pixels_first(T(_channels_first(s))), _pixels_first(z))
-    return _channels_first(states[-1])
+    # torchdeq takes a map of several tensors as a function of several arguments.
+    return tuple(deq(lambda *branches: T(branches), z)[0][-1])
 
 
 class Unrolled(Plain):
@@ -184,7 +196,7 @@ class Unrolled(Plain):
         super().__init__(problem, layout)
         self._steps = steps
 
-    def forward(self) -> Tensor:
+    def forward(self) -> State:
         T, z = self.equation()
         for _ in range(self._steps):
             z = T(z)
@@ -208,6 +220,7 @@ class Limit(Contender):
         with torch.no_grad():
             self._injection = family.bare_injection(self.leaves)
             self._evaluation = family.bare_evaluation(self.leaves)
+            self._product = family.bare_product(self.leaves)
             self._gradients = family.bare_gradients(self.leaves)
 
     def forward(self) -> None:
@@ -215,7 +228,7 @@ class Limit(Contender):
         _run(self._evaluation, self._counts[0])
 
     def backward(self, value: None) -> None:
-        _run(self._evaluation, self._counts[1])
+        _run(self._product, self._counts[1])
         _run(self._gradients, 1)
 
     def evaluations(self) -> tuple[int, int]:
@@ -238,7 +251,14 @@ class Counter:
 
 def counted(T: Map, counter: Counter | None) -> Map:
     """`T`, counted if there is a counter."""
-    return T if counter is None else lambda z: T(_Tick.apply(z, counter))
+    if counter is None:
+        return T
+
+    def ticking(z: State) -> State:
+        first, *others = tensors_of(z)
+        return T(like(z, (_Tick.apply(first, counter), *others)))
+
+    return ticking
 
 
 class _Tick(torch.autograd.Function):

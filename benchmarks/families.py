@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,10 +20,12 @@ from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.optequnit import OptEqUnit
 from opteq.objectives.patches import Patches
+from opteq.results import State
 
 Tensors = Mapping[str, Tensor]
 Leaves = dict[str, nn.Parameter]
-Map = Callable[[Tensor], Tensor]
+# From a state, a tensor or a tuple with one per branch, to such a state.
+Map = Callable[[Any], Any]
 L = TypeVar("L", bound=Tensor)
 # An operator with its arguments, ready to run.
 Call = Callable[[], Tensor]
@@ -80,12 +82,16 @@ class Family(ABC):
         product = self.operator.apply(leaves["U"], leaves["x"])
         return product + leaves["b"].view(-1, *[1] * (product.dim() - 2))
 
+    def zero(self, leaves: Tensors) -> State:
+        """The state to start from."""
+        return torch.zeros_like(leaves["x"])
+
     @abstractmethod
     def equation(self, leaves: Tensors) -> Map:
         """`T`, attached to the graph of the leaves."""
 
     @abstractmethod
-    def units(self, leaves: Tensors, state: Tensor) -> Tensor:
+    def units(self, leaves: Tensors, state: Any) -> Tensor:
         """The rectified units at a state: positive where active."""
 
     @abstractmethod
@@ -93,9 +99,13 @@ class Family(ABC):
         """The library's map with the leaves as its parameters; `max_norm` is its ceiling on `‖W‖`."""
 
     def bare_evaluation(self, leaves: Tensors) -> list[Call]:
-        """The operators of one evaluation of `T`, or of one product with its Jacobian."""
+        """The operators of one evaluation of `T`."""
         W, state, hidden = leaves["W"], leaves["x"], self.operator.apply(leaves["W"], leaves["x"])
         return [lambda: self.operator.apply(W, state), lambda: self.operator.adjoint(W, hidden)]
+
+    def bare_product(self, leaves: Tensors) -> list[Call]:
+        """The operators of one product with the Jacobian."""
+        return self.bare_evaluation(leaves)
 
     def bare_injection(self, leaves: Tensors) -> list[Call]:
         """The operators that the forward pass runs once."""
@@ -183,17 +193,19 @@ class Deep(Family):
         return DeepOptEq([self._unit(own, max_norm) for own in self._units(leaves)], self.alpha)
 
     def bare_evaluation(self, leaves: Tensors) -> list[Call]:
-        return [call for own in self._units(leaves) for call in super(Deep, self).bare_evaluation(own)]
+        return self._of_units("bare_evaluation", leaves)
 
     def bare_injection(self, leaves: Tensors) -> list[Call]:
-        return [call for own in self._units(leaves) for call in super(Deep, self).bare_injection(own)]
+        return self._of_units("bare_injection", leaves)
 
     def bare_gradients(self, leaves: Tensors) -> list[Call]:
-        """Those of every unit, and the products with `W` that carry the cotangent to the unit before."""
-        calls = [call for own in self._units(leaves) for call in super(Deep, self).bare_gradients(own)]
-        for own in self._units(leaves)[1:]:
-            calls.append(super().bare_evaluation(own)[1])
-        return calls
+        """Those of every unit, and the products with `Wᵀ` that carry the cotangent to the unit before."""
+        carried = [OptEq(self.operator).bare_evaluation(own)[1] for own in self._units(leaves)[1:]]
+        return self._of_units("bare_gradients", leaves) + carried
+
+    def _of_units(self, what: str, leaves: Tensors) -> list[Call]:
+        alone = OptEq(self.operator)
+        return [call for own in self._units(leaves) for call in getattr(alone, what)(own)]
 
     def _units(self, leaves: Mapping[str, L]) -> list[dict[str, L]]:
         """The leaves of each unit under the names they have alone."""

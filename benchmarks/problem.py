@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from benchmarks.cells import Cell
 from benchmarks.families import Leaves, Map, Tensors
+from opteq.results import State, like, map_state, tensors_of
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
 
@@ -23,7 +23,7 @@ _MOST_UNROLLED = 3000
 class Exact:
     """Float64 equilibrium, gradients of `⟨w, z*⟩` towards every leaf, share of units above zero."""
 
-    value: Tensor
+    value: State
     gradients: Tensors
     active: float
 
@@ -37,8 +37,12 @@ class Problem:
         drawn = cell.family.draw(cell.sizes)
         self.tensors = {name: t.to(device, cell.dtype) for name, t in drawn.items()}
         generator = torch.Generator().manual_seed(3)
-        cotangent = torch.randn(drawn["x"].shape, generator=generator, dtype=torch.float64)
-        self.cotangent = cotangent.to(device, cell.dtype)
+
+        def normal(t: Tensor) -> Tensor:
+            drawn = torch.randn(t.shape, generator=generator, dtype=torch.float64)
+            return drawn.to(device, cell.dtype)
+
+        self.cotangent = map_state(normal, cell.family.zero(drawn))
 
     def leaves(self, layout: str, dtype: torch.dtype | None = None) -> Leaves:
         """Fresh leaves that require gradients, images and kernels in the memory layout `layout`."""
@@ -50,9 +54,9 @@ class Problem:
             leaves[name] = nn.Parameter(tensor)
         return leaves
 
-    def residual(self, value: Tensor) -> float:
+    def residual(self, value: State) -> float:
         """Largest relative residual over the batch, `‖T(z)-z‖ / ‖T(z)‖` in float64."""
-        z = value.detach().double()
+        z = _double(value)
         with torch.no_grad():
             return _relative(self._map64(z), z).max().item()
 
@@ -61,15 +65,15 @@ class Problem:
         exact = self.exact.gradients
         return {name: ((gradients[name].double() - g).norm() / g.norm()).item() for name, g in exact.items()}
 
-    def value_error(self, value: Tensor) -> float:
+    def value_error(self, value: State) -> float:
         """Relative distance of a value to the equilibrium."""
-        exact = self.exact.value
-        return ((value.detach().double() - exact).norm() / exact.norm()).item()
+        exact = _flat(self.exact.value)
+        return ((_flat(_double(value)) - exact).norm() / exact.norm()).item()
 
     def steps_to(self, residual: float) -> int | None:
         """Plain iterations, in float64, until the residual is at most `residual`; None if too many."""
         with torch.no_grad():
-            z = torch.zeros_like(self.tensors["x"], dtype=torch.float64)
+            z = _double(self.cell.family.zero(self.tensors))
             for steps in range(_MOST_UNROLLED):
                 following = self._map64(z)
                 if steps and _relative(following, z).max() <= residual:
@@ -82,19 +86,19 @@ class Problem:
         """Solved with the plain functions and autograd; both residuals are checked."""
         leaves = self.leaves("contiguous", torch.float64)
         T = self.cell.family.equation(leaves)
-        z = _solve(T, torch.zeros_like(leaves["x"]))
-        z.requires_grad_()
-        output = T(z)
-        w = self.cotangent.double()
+        z = map_state(torch.Tensor.requires_grad_, _solve(T, self.cell.family.zero(leaves)))
+        inputs, outputs = tensors_of(z), tensors_of(T(z))
+        w = _double(self.cotangent)
 
-        def adjoint_map(u: Tensor) -> Tensor:
-            return w + torch.autograd.grad(output, z, u, retain_graph=True)[0]
+        def adjoint_map(u: State) -> State:
+            products = torch.autograd.grad(outputs, inputs, tensors_of(u), retain_graph=True)
+            return map_state(torch.add, w, like(w, products))
 
-        adjoint = _solve(adjoint_map, w)
-        gradients = torch.autograd.grad(output, list(leaves.values()), adjoint)
+        adjoint = tensors_of(_solve(adjoint_map, w))
+        gradients = torch.autograd.grad(outputs, list(leaves.values()), adjoint)
         with torch.no_grad():
             active = (self.cell.family.units(leaves, z) > 0).double().mean().item()
-        return Exact(z.detach(), dict(zip(leaves, gradients, strict=True)), active)
+        return Exact(_double(z), dict(zip(leaves, gradients, strict=True)), active)
 
     @cached_property
     def _map64(self) -> Map:
@@ -102,15 +106,24 @@ class Problem:
         return self.cell.family.equation(leaves)
 
 
-def _relative(image: Tensor, z: Tensor) -> Tensor:
-    return (image - z).flatten(1).norm(dim=1) / image.flatten(1).norm(dim=1)
+def _double(state: State) -> State:
+    return map_state(lambda t: t.detach().double(), state)
 
 
-def _solve(function: Callable[[Any], Any], start: Tensor) -> Tensor:
+def _flat(state: State) -> Tensor:
+    """`(batch, n)`, the branches side by side."""
+    return torch.cat([t.flatten(1) for t in tensors_of(state)], 1)
+
+
+def _relative(image: State, z: State) -> Tensor:
+    size = _flat(image).norm(dim=1)
+    return (_flat(image) - _flat(z)).norm(dim=1) / size
+
+
+def _solve(function: Callable[[State], State], start: State) -> State:
     z, _ = solve_fixed_point(function, start, Anderson(tol=0.1 * _EXACT, max_steps=2000, memory=10))
-    assert isinstance(z, Tensor)
     # The solver is not taken at its word.
     residual = _relative(function(z), z).max().item()
     if not residual <= _EXACT:
         raise RuntimeError(f"The float64 reference has a residual of {residual:.1g} instead of {_EXACT:g}.")
-    return z.detach()
+    return map_state(Tensor.detach, z)
