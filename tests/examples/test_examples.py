@@ -63,6 +63,15 @@ def test_a_weight_within_the_bound_converges(tmp_path, capsys):
     assert all(residual <= 1.1e-10 for residual in (reached[0.001][1], reached[0.005][1]))
 
 
+@pytest.mark.spec("R6.4", "R6.7")
+def test_lipschitz_bounds_of_trained_layers_are_never_exceeded():
+    rows = load("lipschitz_bounds").main()
+    assert len(rows) == 4
+    for ours, printed, pairs, ascent in rows:
+        assert 0 < pairs
+        assert max(pairs, ascent) <= min(ours, printed) * (1 + 1e-5)  # what the solves leave
+
+
 def test_global_convergence_draws_its_figure(tmp_path, capsys):
     load("global_convergence").main(tmp_path / "figure.png", steps=5)
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
