@@ -74,7 +74,9 @@ def _train(table: Table, row: Row, seed: int, output: Path, options: Sequence[st
     config = output / f"{name}.yaml"
     with write_beside(config) as file:
         file.write(yaml.safe_dump(table.config_of(row, seed), sort_keys=False, allow_unicode=True).encode())
-    arguments = ["fit", "--config", str(config), "--runs_dir", str(output), "--run", name, *options]
+    arguments = ["fit", "--config", str(config), "--runs_dir", str(output), "--run", name]
+    # A report takes as long as some epochs of a small network; who wants it can ask for it.
+    arguments += ["--report", "false", *options]
     folder = output / name
     if (folder / CHECKPOINTS / LAST).is_file():
         arguments += ["--ckpt_path", "last"]

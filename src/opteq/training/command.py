@@ -128,6 +128,7 @@ class TrainingCLI(LightningCLI):
         if subcommand == "fit":
             parser.add_argument("--run", type=str | None, default=None, help="Name of the run.")
             parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
+            parser.add_argument("--report", type=bool, default=True, help="Write report.html at the end.")
         if subcommand == "predict":
             parser.add_argument("--images", type=str, required=True, help="Folder of images to classify.")
             parser.add_argument("--output", type=str, default="predictions.csv", help="CSV file to write.")
@@ -270,19 +271,21 @@ class TrainingCLI(LightningCLI):
 
     def _write_results(self, metrics: Mapping[str, float], seconds: float, images: int) -> None:
         """Write summary, weights and report; called with the weights of the best checkpoint."""
-        from opteq.evaluation.report import write_report
-
         network = self.model.network.to(self.trainer.strategy.root_device)
         folder = self.run.folder
         summary = write_summary(folder, network, self.datamodule, metrics, seconds, images)
         save_network(
             folder, network, model_card(self._resolved_config()["model"]["network"], self.datamodule)
         )
-        report = write_report(folder, network, self.datamodule)
         self.outcome = (
             f"Test accuracy {summary['test_accuracy']:.2%} of the best checkpoint after "
-            f"{summary['seconds_train']:.0f} s of training; look at {report}."
+            f"{summary['seconds_train']:.0f} s of training"
         )
+        if self.config.fit.report:
+            from opteq.evaluation.report import write_report
+
+            self.outcome += f"; look at {write_report(folder, network, self.datamodule)}"
+        self.outcome += "."
 
     def _how_to_go_on(self) -> str:
         if self.subcommand != "fit":
