@@ -27,6 +27,7 @@ config:
     class_path: opteq.data.digits.Digits
     init_args: {train_limit: 64}
   trainer: {max_epochs: 1, accelerator: cpu, enable_progress_bar: false}
+curves: {ceiling: {0.97: one, 0.5: tight}}
 rows:
   - {name: one}
   - {name: tight, changes: {model.network.init_args.max_norm: 0.5}}
@@ -76,6 +77,7 @@ def test_a_stopped_table_goes_on_where_it_was(path, tmp_path, capsys):
     lines = (output / "table.md").read_text().splitlines()
     assert [line.split("|")[1].strip() for line in lines[-2:]] == ["one", "tight"]
     assert b"<svg" in (output / "table.svg").read_bytes()
+    assert b"<svg" in (output / "curves.svg").read_bytes()
 
 
 def test_a_folder_is_not_mixed_with_other_options(path, tmp_path):

@@ -15,6 +15,7 @@ TABLE = Table(
     compare="test_accuracy",
     columns=("test_accuracy", "parameters"),
     measure=(),
+    curves={},
 )
 
 

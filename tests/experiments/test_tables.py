@@ -39,7 +39,8 @@ def test_every_row_is_trained_once_before_any_second_seed(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("reference: a", "reference: c", "reference"),
+        ("reference: a", "reference: c", "the reference and the curves .* to be rows, got c"),
+        ("reference: a", "reference: a\ncurves: {x: {1: a, 2: d}}", "to be rows, got d"),
         ("{name: b,", "{name: A!,", "differ in letters"),
         ("title: A table", "titel: A table", "title"),
         ("name: a, seeds", "name: a, sedes", "name and at most"),

@@ -9,12 +9,13 @@ from opteq.experiments.reproduce import scores_in
 from opteq.experiments.scores import column, markdown, values
 from opteq.experiments.tables import Table
 from opteq.files import write_beside
+from opteq.plots.ablation import draw_ablation
 from opteq.plots.rows import draw_rows
 from opteq.plots.style import to_svg
 
 
 def write_results(table: Table, output: Path) -> Path:
-    """Write `table.md`, `table.json` and `table.svg` into `output` from the runs that are finished.
+    """Write `table.md`, `table.json`, `table.svg` and `curves.svg` from the runs that are finished.
 
     Returns:
         Path of the Markdown file.
@@ -26,6 +27,13 @@ def write_results(table: Table, output: Path) -> Path:
         for name, runs in scores.items()
     }
     figure = draw_rows(points, table.reference, compared.heading)
+    if table.curves:
+        curves = {
+            option: {value: points[row] for value, row in rows.items()}
+            for option, rows in table.curves.items()
+        }
+        ablation = draw_ablation(curves, points[table.reference], compared.heading)
+        _write(output / "curves.svg", to_svg(ablation))
     _write(output / "table.json", json.dumps(scores, indent=2, ensure_ascii=False).encode() + b"\n")
     _write(output / "table.svg", to_svg(figure))
     path = output / "table.md"

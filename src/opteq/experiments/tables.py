@@ -44,6 +44,7 @@ class Table:
         compare: the score that is compared.
         columns: scores that are shown, see `opteq.experiments.scores`.
         measure: functions that score a trained network, by import path, see `opteq.experiments.measures`.
+        curves: what is drawn as a curve: for each quantity, the rows for its values.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Table:
     compare: str
     columns: tuple[str, ...]
     measure: tuple[str, ...]
+    curves: Mapping[str, Mapping[float, str]]
 
     def config_of(self, row: Row, seed: int) -> dict[str, Any]:
         """The configuration of one training of a row."""
@@ -94,7 +96,7 @@ def _packaged() -> dict[str, Path]:
 
 def _table(path: Path, content: Any) -> Table:
     required = {"title", "source", "config", "rows", "reference"}
-    allowed = required | {"seeds", "compare", "columns", "measure"}
+    allowed = required | {"seeds", "compare", "columns", "measure", "curves"}
     if not isinstance(content, Mapping) or not required <= content.keys() <= allowed:
         raise ConfigError(
             f"Expected {path} to have {', '.join(sorted(required))} and at most"
@@ -103,8 +105,10 @@ def _table(path: Path, content: Any) -> Table:
     rows = tuple(_row(path, entry, content.get("seeds", 1)) for entry in content["rows"])
     if len({slug(row.name) for row in rows}) < len(rows):
         raise ConfigError(f"Expected the rows of {path} to have names that differ in letters or digits.")
-    if content["reference"] not in [row.name for row in rows]:
-        raise ConfigError(f"Expected the reference of {path} to be one of its rows.")
+    curves = content.get("curves", {})
+    names = [content["reference"], *(name for curve in curves.values() for name in curve.values())]
+    if strange := set(names) - {row.name for row in rows}:
+        raise ConfigError(f"Expected the reference and the curves of {path} to be rows, got {min(strange)}.")
     return Table(
         name=path.stem,
         title=content["title"],
@@ -115,6 +119,7 @@ def _table(path: Path, content: Any) -> Table:
         compare=content.get("compare", "test_accuracy"),
         columns=tuple(content.get("columns", ("test_accuracy", "parameters", "seconds_train"))),
         measure=tuple(content.get("measure", ())),
+        curves=curves,
     )
 
 
