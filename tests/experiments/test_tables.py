@@ -1,4 +1,5 @@
 import pytest
+from torch.nn import Linear
 
 from opteq.errors import ConfigError
 from opteq.experiments.tables import read_table, run_name, table_names, trainings
@@ -58,9 +59,11 @@ def test_an_unknown_table_is_answered_with_its_likely_name():
 
 
 @pytest.mark.parametrize("name", table_names())
-def test_the_networks_of_packaged_tables_can_be_built(name):
+def test_the_networks_of_packaged_tables_fit_their_data(name):
     table = read_table(name)
     for row in table.rows:
         config = table.config_of(row, 0)
-        build(config["model"]["network"])
+        classes = config["data"]["init_args"].get("classes")
+        *_, last = (m for m in build(config["model"]["network"]).modules() if isinstance(m, Linear))
+        assert last.out_features == (10 if classes is None else len(classes))
         assert config.keys() == {"seed_everything", "model", "data", "trainer"}
