@@ -17,29 +17,29 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """How a score is shown: heading, factor, digits, and whether more of it is better."""
+    """How a score is shown: heading, factor, format, and whether more of it is better."""
 
     heading: str
     scale: float = 1.0
-    digits: int = 2
+    form: str = ".2f"
     higher_is_better: bool = True
 
 
 COLUMNS = {
     "test_accuracy": Column("accuracy %", 100),
-    "parameters": Column("parameters", digits=0),
-    "seconds_train": Column("training s", digits=0, higher_is_better=False),
-    "solver_steps_mean": Column("solver steps", digits=1, higher_is_better=False),
-    "unconverged": Column("unconverged", digits=0, higher_is_better=False),
-    "inference_ms": Column("inference ms", digits=1, higher_is_better=False),
-    "backward_ms": Column("backward ms", digits=1, higher_is_better=False),
-    "step_ms": Column("step ms", digits=1, higher_is_better=False),
+    "parameters": Column("parameters", form=",.0f"),
+    "seconds_train": Column("training s", form=",.0f", higher_is_better=False),
+    "solver_steps_mean": Column("solver steps", form=",.1f", higher_is_better=False),
+    "unconverged": Column("unconverged", form=",.0f", higher_is_better=False),
+    "inference_ms": Column("inference ms", form=",.1f", higher_is_better=False),
+    "backward_ms": Column("backward ms", form=",.1f", higher_is_better=False),
+    "step_ms": Column("step ms", form=",.1f", higher_is_better=False),
     "diagonal_share": Column("diagonal share %", 100),
-    "known_kl": Column("KL known", digits=3, higher_is_better=False),
-    "unknown_kl": Column("KL unseen", digits=3, higher_is_better=False),
+    "known_kl": Column("KL known", form=",.3f", higher_is_better=False),
+    "unknown_kl": Column("KL unseen", form=",.3f", higher_is_better=False),
     "ece": Column("ECE %", 100, higher_is_better=False),
     "auroc": Column("AUROC %", 100),
-    "residual": Column("relative residual", digits=6, higher_is_better=False),
+    "residual": Column("relative residual", form=".1e", higher_is_better=False),
 }
 
 
@@ -102,7 +102,7 @@ def markdown(table: Table, scores: Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 def column(name: str) -> Column:
     """How to show the score `name`."""
-    return COLUMNS.get(name, Column(name.replace("_", " "), digits=4))
+    return COLUMNS.get(name, Column(name.replace("_", " "), form=".4f"))
 
 
 def values(runs: Mapping[int, Mapping[str, Any]], name: str) -> dict[int, float]:
@@ -114,14 +114,14 @@ def _cell(found: Mapping[int, float], column: Column) -> str:
     numbers = [value * column.scale for value in found.values()]
     if not numbers:
         return "–"
-    mean = f"{fmean(numbers):,.{column.digits}f}"
+    mean = format(fmean(numbers), column.form)
     if len(numbers) == 1 or not stdev(numbers):
         return mean
-    return f"{mean} ± {stdev(numbers):.{column.digits}f}"
+    return f"{mean} ± {format(stdev(numbers), column.form)}"
 
 
 def _shown(found: Difference, column: Column) -> str:
-    mean = f"{found.mean * column.scale:+.{column.digits}f}"
+    mean = format(found.mean * column.scale, "+" + column.form)
     if math.isinf(found.half_width):
         return mean
-    return f"{mean} ± {found.half_width * column.scale:.{column.digits}f}"
+    return f"{mean} ± {format(found.half_width * column.scale, column.form)}"
