@@ -68,7 +68,7 @@ def test_lipschitz_bounds_of_trained_layers_are_never_exceeded():
     rows = load("lipschitz_bounds").main()
     assert len(rows) == 4
     for ours, printed, pairs, ascent in rows:
-        assert 0 < pairs
+        assert pairs > 0
         assert max(pairs, ascent) <= min(ours, printed) * (1 + 1e-5)  # what the solves leave
 
 
