@@ -23,7 +23,10 @@ def run(tiny, tmp_path_factory):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["fitt"], "There is no command fitt; commands are fit, validate, test, predict, presets."),
+        (
+            ["fitt"],
+            "There is no command fitt; commands are fit, validate, test, predict, presets, reproduce.",
+        ),
         (["fit"], "Missing model.network, data; give a preset"),
         (["fit", "digits"], "did you mean --config digits?"),
         (["fit", "--config", "digitz"], "digitz is neither a preset nor a file; did you mean digits?"),
@@ -50,7 +53,7 @@ def test_commands(refuses, tmp_path, arguments, sentence):
     [
         (
             ["--model.lr", "1"],
-            "There is no option model.lr; there are model.label_smoothing, model.learning_rate",
+            "There is no option model.lr; there are model.adversary, model.label_smoothing",
         ),
         (["--trainer.max_epoch", "1"], "did you mean trainer.max_epochs"),
         (["--max_epochs=1"], "There is no option max_epochs; did you mean trainer.max_epochs"),

@@ -19,8 +19,8 @@ _CLASSES = sorted(
 class Cityscapes(SegmentationDataModule):
     """Cityscapes with its fine masks, read from `<root>/leftImg8bit` and `<root>/gtFine`.
 
-    The masks of its test set are not public: as in the papers, its validation set is tested on, and a slice of the
-    training set takes its place.
+    The masks of its test set are not public: as is customary, its validation set is tested on, and a slice
+    of the training set takes its place.
 
     Args:
         root: The folder that holds the two unpacked archives.
@@ -56,4 +56,4 @@ class Cityscapes(SegmentationDataModule):
             classes[c.id] = c.train_id
         images = [Path(path) for path in found.images]
         masks = [Path(targets[0]) for targets in found.targets]
-        return FileScenes(images, masks, self.image_size, classes, self.num_classes)
+        return FileScenes(images, masks, self.size, classes, self.num_classes)

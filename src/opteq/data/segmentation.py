@@ -50,7 +50,7 @@ class SegmentationDataModule(ImageDataModule):
                 f"Expected positive heights and widths, got `image_size` {list(image_size)} and"
                 f" `crop_size` {list(crop_size)}."
             )
-        self.image_size: Size = image_size
+        self.size = self.image_size = image_size
         self.crop_size = crop_size
         self.scene_augmentation: SceneAugmentation = augmentation
 
@@ -59,15 +59,15 @@ class SegmentationDataModule(ImageDataModule):
 
     def _preprocess(self, augmented: bool) -> Callable[[Any], tuple[Tensor, Tensor]]:
         augmentation = self.scene_augmentation if augmented else "none"
-        return ScenePreprocess(self.normalization, self.image_size, augmentation, self.crop_size)
+        return ScenePreprocess(self.normalization, self.size, augmentation, self.crop_size)
 
 
 class SegmentationFolder(SegmentationDataModule):
-    """Images in `<root>/images/<split>` and masks in `<root>/masks/<split>`, for the splits train, val and test.
+    """Images in `<root>/images/<split>`, masks in `<root>/masks/<split>`, for the splits train, val and test.
 
-    `<root>/<split>/images` and `<root>/<split>/masks` are found as well. A mask is a PNG file with the name of its
-    image, whose pixels are class numbers. With only one of `test` and `val`, that one is the test set and
-    validation uses a slice of `train`.
+    `<root>/<split>/images` and `<root>/<split>/masks` are found as well. A mask is a PNG file with the name
+    of its image, whose pixels are class numbers. With only one of `test` and `val`, that one is the test set
+    and validation uses a slice of `train`.
 
     Args:
         root: The folder.
@@ -111,7 +111,7 @@ class SegmentationFolder(SegmentationDataModule):
             self.all_classes = self._find_classes()
         classes = torch.arange(256, dtype=torch.uint8)
         classes[self.ignore_index] = VOID
-        return FileScenes(images, masks, self.image_size, classes, self.num_classes)
+        return FileScenes(images, masks, self.size, classes, self.num_classes)
 
     def _folder(self, part: str, split: str) -> Path | None:
         root = Path(self.root)
@@ -123,8 +123,8 @@ class SegmentationFolder(SegmentationDataModule):
         if images_folder is None or masks_folder is None:
             part = "images" if images_folder is None else "masks"
             raise ConfigError(
-                f"There is no folder {Path(self.root) / part / split}; name the folder that holds images/train,"
-                " masks/train, images/test and masks/test (or val) with --data.root."
+                f"There is no folder {Path(self.root) / part / split}; name the folder that holds"
+                " images/train, masks/train, images/test and masks/test (or val) with --data.root."
             )
         images = find_images(images_folder)
         masks = [(masks_folder / path.relative_to(images_folder)).with_suffix(".png") for path in images]

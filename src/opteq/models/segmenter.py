@@ -19,13 +19,13 @@ from opteq.solvers.base import Solver
 
 
 class DeepOptEqSegmenter(ImageClassifier):
-    """A deep OptEq of 3×3 convolutions between a stem and a convolutional head (Xie et al. 2022 (OptEq), §7.5).
+    """A stem, a deep OptEq of 3×3 convolutions, a convolutional head (Xie et al. 2022 (OptEq), §7.5).
 
-    The stem, a strided convolution with batch norm per down-sampling, takes the images to the size and the channels
-    of the state. The head is that of torchvision's FCN: a 3×3 convolution to a quarter of the channels with
-    batch norm, dropout, a 1×1 convolution to the classes. Its logits are enlarged bilinearly to the images'
-    size. The paper gives the hidden channels, 256, 512 and 512, and leaves the rest open; with 512 state channels
-    and 19 classes there are 13,877,523 parameters.
+    The stem, a strided convolution with batch norm per down-sampling, takes the images to the size and the
+    channels of the state. The head is that of torchvision's FCN: a 3×3 convolution to a quarter of the
+    channels with batch norm, dropout, a 1×1 convolution to the classes. Its logits are enlarged bilinearly to
+    the size of the images. The paper gives the hidden channels, 256, 512 and 512, and leaves the rest open;
+    with 512 state channels and 19 classes there are 13,870,099 parameters.
 
     Args:
         in_channels: channels of the images.
@@ -69,7 +69,7 @@ class DeepOptEqSegmenter(ImageClassifier):
         self.head = FCNHead(channels, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(batch, classes, H, W)` logits of images `(batch, in_channels, H, W)`; raises as `features` does."""
+        """`(batch, classes, H, W)` logits of `(batch, in_channels, H, W)`; raises as `features` does."""
         z = self.features(x)
         assert isinstance(z, Tensor)
         return enlarged(self.head(z), x)

@@ -20,7 +20,7 @@ _STAGES = 4
 class FCNSegmenter(nn.Module):
     """An untrained ResNet with torchvision's FCN head on it (FCN, Shelhamer et al. 2017).
 
-    With four stages of `"resnet50"` it is torchvision's `fcn_resnet50`, of 32,957,779 parameters for 19 classes.
+    With four stages of `"resnet50"` it is torchvision's `fcn_resnet50`, 32,955,987 parameters for 19 classes.
 
     Args:
         in_channels: channels of the images.
