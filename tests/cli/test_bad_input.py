@@ -68,7 +68,7 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         ),
         (["--model.network.activation", "foo"], "Expected `activation` to be one of"),
         (["--model.learning_rate", "abc"], "Wrong value of model.learning_rate: expected float"),
-        (["--model.schedule", "abc"], "expected one of 'constant', 'cosine', 'step', 'linear'"),
+        (["--model.schedule", "abc"], "expected one of 'constant', 'cosine', 'step', 'linear', 'poly'"),
         (["--model.network.classes", "7"], "set --model.network.classes 10"),
         (["--model.network.in_channels", "3"], "Set --model.network.in_channels 1"),
         (["--data.batch_size", "0"], "Expected `batch_size` of at least 1, got 0."),

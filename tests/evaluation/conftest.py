@@ -33,6 +33,7 @@ def data(network):
     network.train()
     batches = list(zip(images.split(32), labels.split(32), strict=True))
     return SimpleNamespace(
+        task="classification",
         images=images,
         labels=labels,
         class_names=["<b>", "$x$ --", "c", "d", "e", "f", "g"],

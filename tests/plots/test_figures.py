@@ -230,7 +230,7 @@ def test_perturbations_show_the_mean_and_the_range_of_the_trials():
 
 @pytest.mark.parametrize("energy", [True, False])
 def test_overview_shows_images_equilibria_and_curves(energy):
-    figure = draw_overview(make_record(make_traces(energy=energy)))
+    figure = draw_overview(make_traces(energy=energy))
     to_svg(figure)
     assert len(pictures(figure)) == 6
     assert titles(figure) == (["Residual", "Hidden objective"] if energy else ["Residual"])
@@ -240,7 +240,7 @@ def test_overview_without_equilibria_is_refused():
     traces = make_traces()
     nothing = {f.name: getattr(traces, f.name)[:0] for f in dataclasses.fields(traces)}
     with pytest.raises(ConfigError, match="no equilibrium layer"):
-        draw_overview(make_record(Traces(**nothing)))
+        draw_overview(Traces(**nothing))
 
 
 def test_drawing_leaves_the_settings_of_the_caller_alone_and_is_repeatable():

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, MultiStepLR, OneCycleLR, PolynomialLR
 
 from opteq.errors import ConfigError
 from opteq.training.schedules import learning_rate_factor
@@ -39,11 +39,37 @@ def test_step_drops_at_half_and_three_quarters():
     assert [factor(step) for step in (0, 49, 50, 74, 75, 99)] == [1, 1, 0.1, 0.1, 0.01, 0.01]
 
 
+@pytest.mark.spec("R2.8")
+def test_poly_agrees_with_torch():
+    ours = rates(lambda optimizer: LambdaLR(optimizer, learning_rate_factor("poly", 20)), 20)
+    assert ours == pytest.approx(rates(lambda optimizer: PolynomialLR(optimizer, 20, power=0.9), 20))
+
+
+def test_step_drops_at_its_milestones():
+    def milestones(optimizer):
+        return MultiStepLR(optimizer, [100, 150, 175], gamma=0.1)
+
+    factor = learning_rate_factor("step", 200, milestones=[0.5, 0.75, 0.875])
+    ours = rates(lambda optimizer: LambdaLR(optimizer, factor), 200)
+    assert ours == pytest.approx(rates(milestones, 200))
+
+
+@pytest.mark.parametrize("milestones", [[0.5, 0.5], [0.7, 0.6], [0.0], [1.0], [float("nan")]])
+def test_refuses_milestones_that_do_not_rise_from_0_to_1(milestones):
+    with pytest.raises(ConfigError, match="rising `milestones`"):
+        learning_rate_factor("step", 10, milestones=milestones)
+
+
+def test_refuses_milestones_of_another_schedule():
+    with pytest.raises(ConfigError, match="those of the schedule 'step', but it is 'cosine'"):
+        learning_rate_factor("cosine", 10, milestones=[0.5])
+
+
 def test_constant():
     assert {learning_rate_factor("constant", 10)(step) for step in range(12)} == {1.0}
 
 
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "step", "linear"])
+@pytest.mark.parametrize("schedule", ["constant", "cosine", "step", "linear", "poly"])
 def test_warmup_rises_to_the_peak_and_factors_stay_between_0_and_1(schedule):
     factor = learning_rate_factor(schedule, 100, 0.1)
     values = [factor(step) for step in range(101)]

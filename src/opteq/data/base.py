@@ -1,11 +1,12 @@
 """What all image data modules share: splits, loaders, and the facts that a network needs."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import torch
 from lightning.pytorch import LightningDataModule
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from opteq.data.images import Images
@@ -16,6 +17,7 @@ from opteq.errors import ConfigError
 # The splits are part of the experiment: they must not move with the seed of the training.
 SPLIT_SEED = 0
 
+Task = Literal["classification", "segmentation"]
 Loader = DataLoader[Any]
 
 
@@ -37,15 +39,17 @@ class ImageDataModule(LightningDataModule):
             the others are what `unseen_dataloader` gives.
 
     Attributes:
+        task: Whether an image or each of its pixels has a class.
         all_classes: Name of every class of the data set; known for folders only after `setup`.
         in_channels: Channels of an image.
-        image_size: Height and width of an image.
+        image_size: Height and width of an image, one number where they are equal.
         normalization: Mean and standard deviation of each channel for pixels in [0, 1].
     """
 
+    task: Task = "classification"
     all_classes: tuple[str, ...]
     in_channels: int
-    image_size: int
+    image_size: int | tuple[int, int]
     normalization: Normalization
 
     def __init__(
@@ -109,7 +113,7 @@ class ImageDataModule(LightningDataModule):
     def train_dataloader(self) -> Loader:
         train = self._loaded(self._train)
         # A last batch of a few images would make batch statistics noisy.
-        return self._loader(train, self.augmentation, shuffle=True, drop_last=len(train) >= self.batch_size)
+        return self._loader(train, augmented=True, shuffle=True, drop_last=len(train) >= self.batch_size)
 
     def val_dataloader(self) -> Loader:
         return self._loader(self._loaded(self._val))
@@ -186,12 +190,16 @@ class ImageDataModule(LightningDataModule):
             raise ConfigError(f"Call {type(self).__name__}.setup(stage) before asking for its images.")
         return images
 
-    def _loader(self, images: Images, augmentation: Augmentation = "none", **options: Any) -> Loader:
+    def _preprocess(self, augmented: bool) -> Callable[[Any], tuple[Tensor, Tensor]]:
+        """What makes a batch for a network of what the loader has read."""
+        return Preprocess(self.normalization, self.augmentation if augmented else "none")
+
+    def _loader(self, images: Images, augmented: bool = False, **options: Any) -> Loader:
         return DataLoader(
             images,
             batch_size=self.batch_size,
             num_workers=self.num_workers,
             persistent_workers=self.num_workers > 0,
-            collate_fn=Preprocess(self.normalization, augmentation),
+            collate_fn=self._preprocess(augmented),
             **options,
         )

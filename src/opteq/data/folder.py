@@ -37,7 +37,7 @@ class ImageFolder(ImageDataModule):
         if image_size < 1:
             raise ConfigError(f"Expected `image_size` of at least 1, got {image_size}.")
         self.root = root
-        self.image_size = image_size
+        self.size = self.image_size = image_size
         self.all_classes = ()
 
     @property
@@ -65,9 +65,7 @@ class ImageFolder(ImageDataModule):
             ) from error
         self._check_classes(folder, found.classes)
         paths, labels = zip(*found.samples, strict=True)
-        return FileImages(
-            [Path(path) for path in paths], torch.tensor(labels), self.in_channels, self.image_size
-        )
+        return FileImages([Path(path) for path in paths], torch.tensor(labels), self.in_channels, self.size)
 
     def _check_classes(self, folder: Path, classes: list[str]) -> None:
         if self.all_classes and tuple(classes) != self.all_classes:

@@ -6,7 +6,8 @@ leave it as bytes; `opteq.data.preprocess.Preprocess` turns it into what a netwo
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ class ArrayImages(Images):
 
     Args:
         images: Pixels of dtype uint8, shape (n, channels, height, width).
-        labels: Class of every image, shape (n,).
+        labels: Class of every image, shape (n,), or of every pixel, shape (n, height, width).
     """
 
     def __init__(self, images: Tensor, labels: Tensor) -> None:
@@ -120,16 +121,27 @@ def read_image(path: Path, channels: int, size: int) -> Tensor:
     Raises:
         ConfigError: The file is not a readable image, or its pixels are floating-point numbers.
     """
-    try:
-        with Image.open(path) as file:
-            image = _to_bytes(file, path).convert("L" if channels == 1 else "RGB")
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ConfigError(f"Could not read the image {path} ({error}); repair it or remove it.") from error
-    pixels = functional.pil_to_tensor(image)
-    if image.size != (size, size):
+    pixels = read_pixels(path, channels)
+    if pixels.shape[1:] != (size, size):
         pixels = functional.resize(pixels, [size], antialias=True)
         pixels = functional.center_crop(pixels, [size, size])
     return pixels
+
+
+def read_pixels(path: Path, channels: int) -> Tensor:
+    """Read one image file as it is, as bytes of shape (channels, height, width); raises as `read_image`."""
+    with opened(path) as file:
+        return functional.pil_to_tensor(_to_bytes(file, path).convert("L" if channels == 1 else "RGB"))
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image file; what goes wrong with reading it becomes a `ConfigError`."""
+    try:
+        with Image.open(path) as file:
+            yield file
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ConfigError(f"Could not read the image {path} ({error}); repair it or remove it.") from error
 
 
 def _to_bytes(image: Image.Image, path: Path) -> Image.Image:

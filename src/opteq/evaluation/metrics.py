@@ -12,7 +12,7 @@ from opteq.errors import ConfigError
 from opteq.plots.training import Curve
 
 # Quantities in the order a reader looks for them; others follow by name.
-_FIRST = ("loss", "accuracy")
+_FIRST = ("loss", "accuracy", "mIoU", "mAcc", "aAcc")
 
 
 def read_curves(path: Path) -> dict[str, dict[str, Curve]]:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Self
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from opteq.errors import ConfigError, NonFiniteError, ShapeError
+from opteq.errors import ConfigError, ShapeError
 from opteq.evaluation.branches import STUDIED_SAMPLES, BranchRecord, study_branches
 from opteq.evaluation.images import Normalization, displayable
+from opteq.evaluation.passes import Best, evaluating, refuse_non_finite
 from opteq.evaluation.scores import Reliability, confusion_matrix, reliability
+from opteq.evaluation.stored import Stored
 from opteq.evaluation.trace import Traces, trace
-from opteq.files import write_beside
 from opteq.layer import solve_log
 from opteq.models.branches import BranchClassifier
 
@@ -44,7 +42,7 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class TestRecord:
+class TestRecord(Stored):
     """What a network did on a test set.
 
     Attributes:
@@ -91,70 +89,6 @@ class TestRecord:
         """Accuracy as a function of confidence; its `error` is the expected calibration error."""
         return reliability(self.confidences, self.ranks == 0)
 
-    def save(self, path: Path) -> None:
-        """Write the record as a compressed `.npz` of plain arrays."""
-        arrays: dict[str, Any] = {}
-        for name, value in asdict(self).items():
-            if isinstance(value, dict):
-                arrays |= {f"{name}.{key}": array for key, array in value.items()}
-            else:
-                arrays[name] = value
-        with write_beside(path) as file:
-            np.savez_compressed(file, **arrays)
-
-    @classmethod
-    def load(cls, path: Path) -> Self:
-        """Read a record that `save` wrote. Nothing in the file is executed.
-
-        Raises:
-            ConfigError: if the file is missing or is not such a record.
-        """
-        try:
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as stored:
-                arrays = {name: stored[name] for name in stored.files}
-            return cls(
-                class_names=tuple(map(str, arrays["class_names"])),
-                labels=arrays["labels"],
-                predictions=arrays["predictions"],
-                confidences=arrays["confidences"],
-                ranks=arrays["ranks"],
-                solves=int(arrays["solves"]),
-                unconverged=int(arrays["unconverged"]),
-                solver_steps_mean=float(arrays["solver_steps_mean"]),
-                residual_max=float(arrays["residual_max"]),
-                right=Samples(**_group(arrays, "right.")),
-                mistakes=Samples(**_group(arrays, "mistakes.")),
-                traces=Traces(**_group(arrays, "traces.")),
-                branches=BranchRecord(**_group(arrays, "branches.")),
-            )
-        except FileNotFoundError:
-            raise ConfigError(f"No test record at {path}: evaluate the run first.") from None
-        except (OSError, EOFError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
-            raise ConfigError(
-                f"{path} is not a complete test record ({error}): evaluate the run again."
-            ) from error
-
-
-def _group(arrays: dict[str, NDArray], prefix: str) -> dict[str, NDArray]:
-    """The arrays whose names start with `prefix`, without it."""
-    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}
-
-
-class _Best:
-    """The `size` samples of highest score among all that were offered, the highest first."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.columns: tuple[Tensor, ...] = ()
-
-    def offer(self, scores: Tensor, *columns: Tensor) -> None:
-        """Offer samples: `scores` of shape `(n,)` and any tensors of shape `(n, ...)` beside."""
-        rows = (scores, *columns)
-        if self.columns:
-            rows = tuple(torch.cat(pair) for pair in zip(self.columns, rows, strict=True))
-        best = rows[0].argsort(descending=True, stable=True)[: self.size]
-        self.columns = tuple(column[best] for column in rows)
-
 
 def evaluate(
     network: nn.Module,
@@ -181,43 +115,37 @@ def evaluate(
         NonFiniteError: if the network answers NaN or infinity.
     """
     names = tuple(class_names)
-    dtype = next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
     # A generator of its own: the choice of samples neither depends on nor disturbs global seeds.
     generator = torch.Generator().manual_seed(0)
-    right, mistakes = _Best(SHOWN_SAMPLES), _Best(SHOWN_SAMPLES)
-    studied = _Best(STUDIED_SAMPLES if isinstance(network, BranchClassifier) else TRACED_SAMPLES)
+    right, mistakes = Best(SHOWN_SAMPLES), Best(SHOWN_SAMPLES)
+    studied = Best(STUDIED_SAMPLES if isinstance(network, BranchClassifier) else TRACED_SAMPLES)
     rows: list[tuple[Tensor, ...]] = []
 
-    was_training = network.training
-    network.eval().to(device)
-    try:
-        with torch.no_grad():
-            with solve_log(network) as log:
-                for images, labels in loader:
-                    logits = network(images.to(device=device, dtype=dtype)).float().cpu()
-                    labels = labels.cpu()
-                    _check(logits, labels, names)
-                    # One stable order for all scores, so that ties cannot make them disagree.
-                    order = logits.argsort(dim=1, descending=True, stable=True)
-                    predictions = order[:, 0]
-                    confidences = logits.softmax(1).gather(1, predictions[:, None])[:, 0]
-                    ranks = (order == labels[:, None]).int().argmax(1)
-                    rows.append((labels, predictions, confidences, ranks))
+    with evaluating(network, device) as dtype:
+        with solve_log(network) as log:
+            for images, labels in loader:
+                logits = network(images.to(device=device, dtype=dtype)).float().cpu()
+                labels = labels.cpu()
+                _check(logits, labels, names)
+                # One stable order for all scores, so that ties cannot make them disagree.
+                order = logits.argsort(dim=1, descending=True, stable=True)
+                predictions = order[:, 0]
+                confidences = logits.softmax(1).gather(1, predictions[:, None])[:, 0]
+                ranks = (order == labels[:, None]).int().argmax(1)
+                rows.append((labels, predictions, confidences, ranks))
 
-                    lot = torch.rand(len(labels), generator=generator)
-                    hit = ranks == 0
-                    sample = (images.cpu(), labels, predictions, confidences)
-                    right.offer(lot[hit], *(column[hit] for column in sample))
-                    mistakes.offer(confidences[~hit], *(column[~hit] for column in sample))
-                    studied.offer(lot, images.cpu(), labels)
-            if not rows:
-                raise ConfigError("The test set is empty: give at least one image to evaluate on.")
-            _, images, truth = (column.to(device) for column in studied.columns)
-            images = images.to(dtype)
-            traces = trace(network, images[:TRACED_SAMPLES], normalization)
-            branches = study_branches(network, images, truth)
-    finally:
-        network.train(was_training)
+                lot = torch.rand(len(labels), generator=generator)
+                hit = ranks == 0
+                sample = (images.cpu(), labels, predictions, confidences)
+                right.offer(lot[hit], *(column[hit] for column in sample))
+                mistakes.offer(confidences[~hit], *(column[~hit] for column in sample))
+                studied.offer(lot, images.cpu(), labels)
+        if not rows:
+            raise ConfigError("The test set is empty: give at least one image to evaluate on.")
+        _, images, truth = (column.to(device) for column in studied.columns)
+        images = images.to(dtype)
+        traces = trace(network, images[:TRACED_SAMPLES], normalization)
+        branches = study_branches(network, images, truth)
 
     labels, predictions, confidences, ranks = (
         torch.cat(column).numpy() for column in zip(*rows, strict=True)
@@ -246,13 +174,7 @@ def _check(logits: Tensor, labels: Tensor, names: tuple[str, ...]) -> None:
             f"Expected logits of shape ({len(labels)}, {len(names)}), one per class name,"
             f" got {tuple(logits.shape)}."
         )
-    if not torch.isfinite(logits).all():
-        bad = int((~torch.isfinite(logits)).any(1).sum())
-        raise NonFiniteError(
-            f"The network answered NaN or infinity for {bad} of {len(logits)} images"
-            " of a test batch: training has diverged; lower the learning rate or use an earlier"
-            " checkpoint."
-        )
+    refuse_non_finite(logits)
     if labels.min() < 0 or labels.max() >= len(names):
         raise ConfigError(
             f"Expected test labels from 0 to {len(names) - 1}, one per class name,"
@@ -260,7 +182,7 @@ def _check(logits: Tensor, labels: Tensor, names: tuple[str, ...]) -> None:
         )
 
 
-def _samples(best: _Best, normalization: Normalization) -> Samples:
+def _samples(best: Best, normalization: Normalization) -> Samples:
     """The kept samples in a form to store."""
     _, images, labels, predictions, confidences = best.columns
     return Samples(

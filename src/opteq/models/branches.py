@@ -10,15 +10,13 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError
 from opteq.gradients.base import GradientMethod
-from opteq.gradients.implicit import Implicit
-from opteq.layer import EquilibriumLayer
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.kernel import KernelMap
 from opteq.maps.multibranch import MOptEq
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.parallel import Parallel
-from opteq.models.classifier import ImageClassifier, default_solver
+from opteq.models.classifier import ImageClassifier, equilibrium_layer
 from opteq.models.fusion import fusion as fusion_named
 from opteq.models.stem import convolutional_stem
 from opteq.objectives.coupling import HeritageDiversity
@@ -72,9 +70,7 @@ class BranchClassifier(ImageClassifier):
     ) -> None:
         if min(in_channels, classes, channels, pool) < 1:
             raise ConfigError("Expected positive channels, classes and pool.")
-        gradient = Implicit(tol=1e-3) if gradient is None else gradient
-        # Unconverged samples are counted by the training loop, which logs them.
-        layer = EquilibriumLayer(branches, default_solver(solver, gradient), gradient, "count")
+        layer = equilibrium_layer(branches, solver, gradient)
         extractor = convolutional_stem(in_channels, [*stem, channels], downsamplings)
         super().__init__(in_channels, classes, extractor, layer)
         self.fusion, outputs = fusion_named(fusion, count, channels)

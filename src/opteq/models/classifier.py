@@ -12,7 +12,7 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.optequnit import OptEqUnit
-from opteq.models.stem import convolutional_stem
+from opteq.models.stem import doubling_stem
 from opteq.objectives.patches import Patches
 from opteq.operators.conv import Conv2d
 from opteq.results import State
@@ -59,11 +59,18 @@ def check_images(x: Tensor, in_channels: int) -> None:
         )
 
 
-def default_solver(solver: Solver | None, gradient: GradientMethod) -> Solver | None:
-    """`Anderson(tol=1e-3)` for want of another; None for a gradient that replaces the solve."""
+def equilibrium_layer(
+    equilibrium_map: EquilibriumMap, solver: Solver | None, gradient: GradientMethod | None
+) -> EquilibriumLayer:
+    """A layer of a model, with `Implicit(tol=1e-3)` and `Anderson(tol=1e-3)` for want of others.
+
+    A gradient that replaces the solve needs no solver. Samples that do not converge are counted, because the
+    training loop logs them.
+    """
+    gradient = Implicit(tol=1e-3) if gradient is None else gradient
     if solver is None and not isinstance(gradient, DirectMethod):
-        return Anderson(tol=1e-3)
-    return solver
+        solver = Anderson(tol=1e-3)
+    return EquilibriumLayer(equilibrium_map, solver, gradient, on_unconverged="count")
 
 
 class EquilibriumClassifier(ImageClassifier):
@@ -106,12 +113,9 @@ class EquilibriumClassifier(ImageClassifier):
             raise ConfigError(
                 "Expected positive channels, classes and pool, and no negative padding or downsamplings."
             )
-        gradient = Implicit(tol=1e-3) if gradient is None else gradient
-        solver = default_solver(solver, gradient)
-        # Unconverged samples are counted by the training loop, which logs them.
-        equilibria = nn.Sequential(*(EquilibriumLayer(m, solver, gradient, "count") for m in maps))
+        equilibria = nn.Sequential(*(equilibrium_layer(m, solver, gradient) for m in maps))
         super().__init__(
-            in_channels, classes, _stem(in_channels, channels, padding, downsamplings), equilibria
+            in_channels, classes, doubling_stem(in_channels, channels, downsamplings, padding), equilibria
         )
         self.norm = nn.BatchNorm2d(channels)
         self.pool = pool
@@ -230,10 +234,3 @@ class GEQClassifier(EquilibriumClassifier):
         super().__init__(
             maps, in_channels, classes, channels, padding, downsamplings, pool, dropout, solver, gradient
         )
-
-
-def _stem(in_channels: int, channels: int, padding: int, downsamplings: int) -> nn.Sequential:
-    # Early resolutions are expensive, so the width doubles as the image halves.
-    halvings = range(max(downsamplings, 1) - 1, 0, -1)
-    widths = [max(channels >> halving, 8) for halving in halvings] + [channels]
-    return convolutional_stem(in_channels, widths, downsamplings, padding)

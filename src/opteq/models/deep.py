@@ -8,13 +8,11 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError
 from opteq.gradients.base import GradientMethod
-from opteq.gradients.implicit import Implicit
-from opteq.layer import EquilibriumLayer
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.regularised import Regularised
-from opteq.models.classifier import ImageClassifier, default_solver
+from opteq.models.classifier import ImageClassifier, equilibrium_layer
 from opteq.models.extractors import EXTRACTORS, resnet_stages
 from opteq.objectives.regularisers import Regulariser
 from opteq.operators.base import LinearOperator
@@ -81,7 +79,7 @@ class DeepOptEqClassifier(ImageClassifier):
         ]
         deep = DeepOptEq(units, alpha, learn_alpha, start)
         stem = nn.Sequential(nn.Conv2d(in_channels, channels, 3, padding=1), nn.AvgPool2d(downsampling))
-        layer = _layer(_regularised(deep, regulariser, gamma, form), solver, gradient)
+        layer = equilibrium_layer(_regularised(deep, regulariser, gamma, form), solver, gradient)
         super().__init__(in_channels, classes, stem, layer)
         self.head = nn.Linear(channels, classes)
 
@@ -151,7 +149,7 @@ class ResNetDeepOptEqClassifier(ImageClassifier):
             learn_alpha,
             start,
         )
-        layer = _layer(_regularised(deep, regulariser, gamma, form), solver, gradient)
+        layer = equilibrium_layer(_regularised(deep, regulariser, gamma, form), solver, gradient)
         super().__init__(in_channels, classes, resnet_stages(extractor, in_channels), layer)
         widths = (_EXTRACTED, *_WIDTHS)
         blocks = [
@@ -181,11 +179,3 @@ _SIZES = {"small": (_small, 5), "mid": (_mid, 3)}
 
 def _regularised(deep: DeepOptEq, regulariser: Regulariser | None, gamma: float, form: str) -> EquilibriumMap:
     return deep if regulariser is None else Regularised(deep, regulariser, gamma, form)
-
-
-def _layer(
-    equilibrium_map: EquilibriumMap, solver: Solver | None, gradient: GradientMethod | None
-) -> EquilibriumLayer:
-    gradient = Implicit(tol=1e-3) if gradient is None else gradient
-    # Unconverged samples are counted by the training loop, which logs them.
-    return EquilibriumLayer(equilibrium_map, default_solver(solver, gradient), gradient, "count")

@@ -18,8 +18,19 @@ def resnet_stages(name: str, in_channels: int = 3) -> nn.Sequential:
         name: one of `EXTRACTORS`.
         in_channels: channels of the images.
     """
-    network = EXTRACTORS[name](weights=None)
+    return first_stages(EXTRACTORS[name](weights=None), 2, in_channels)
+
+
+def first_stages(network: torchvision.models.ResNet, stages: int, in_channels: int = 3) -> nn.Sequential:
+    """The stem and the first stages of a ResNet, for images of any number of channels.
+
+    Args:
+        network: torchvision's network, whose stem has weights for 3 channels.
+        stages: how many of its four stages.
+        in_channels: channels of the images; other than 3, the stem's convolution is a new one.
+    """
     stem = network.conv1
     if in_channels != stem.in_channels:
         stem = nn.Conv2d(in_channels, stem.out_channels, 7, stride=2, padding=3, bias=False)
-    return nn.Sequential(stem, network.bn1, network.relu, network.maxpool, network.layer1, network.layer2)
+    chosen = (network.layer1, network.layer2, network.layer3, network.layer4)[:stages]
+    return nn.Sequential(stem, network.bn1, network.relu, network.maxpool, *chosen)

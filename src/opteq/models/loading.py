@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from inspect import isclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from safetensors import SafetensorError
 from safetensors.torch import load_model, save
@@ -21,23 +21,25 @@ CARD = "model.json"
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """What is needed to use the weights of a classifier.
+    """What is needed to use the weights of a network.
 
     Attributes:
         network: How to build the network: `class_path` of a class of opteq and its `init_args`.
         class_names: Name of the class that each logit stands for.
         in_channels: Channels of the images, 1 or 3.
-        image_size: Height and width of the images.
+        image_size: Height and width of the images, one number where they are equal.
         mean: Mean of each channel, for pixels in [0, 1].
         std: Standard deviation of each channel, for pixels in [0, 1].
+        task: Whether the logits are those of an image or of each of its pixels.
     """
 
     network: dict[str, Any]
     class_names: tuple[str, ...]
     in_channels: int
-    image_size: int
+    image_size: int | tuple[int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    task: Literal["classification", "segmentation"] = "classification"
 
     @classmethod
     def read(cls, folder: Path) -> Self:

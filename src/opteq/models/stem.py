@@ -42,3 +42,19 @@ def convolutional_stem(
         ]
         in_channels = width
     return nn.Sequential(*layers)
+
+
+def doubling_stem(in_channels: int, channels: int, downsamplings: int, padding: int = 0) -> nn.Sequential:
+    """A convolution per down-sampling, at least one, each with twice the channels of the one before it.
+
+    Early resolutions are expensive, so the width doubles as the image halves.
+
+    Args:
+        in_channels: channels of the images.
+        channels: channels after the last convolution.
+        downsamplings: how many times height and width are halved.
+        padding: zeros added on every side of the image.
+    """
+    halvings = range(max(downsamplings, 1) - 1, 0, -1)
+    widths = [max(channels >> halving, 8) for halving in halvings] + [channels]
+    return convolutional_stem(in_channels, widths, downsamplings, padding)

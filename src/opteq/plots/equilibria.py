@@ -34,7 +34,9 @@ def draw_equilibria(traces: Traces) -> Figure:
 def show_state(axes: Axes, state: NDArray, highest: float, lowest: float = 0.0) -> None:
     """Show `(h, w)` on a colour scale from `lowest` to `highest`, without ticks."""
     axes.imshow(state, cmap=SEQUENTIAL, vmin=lowest, vmax=highest, interpolation="nearest", aspect="auto")
-    axes.set_box_aspect(1)
+    height, width = state.shape
+    # A dense state is one row of pixels, too flat to be seen in its true shape.
+    axes.set_box_aspect(height / width if height > 1 else 1)
     axes.axis("off")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from opteq.errors import ConfigError
-from opteq.evaluation.record import TestRecord
+from opteq.evaluation.trace import Traces
 from opteq.plots.convergence import draw_curves
 from opteq.plots.equilibria import name_row, show_state
 from opteq.plots.samples import show_image
@@ -13,16 +13,15 @@ from opteq.plots.style import new_figure, styled
 
 
 @styled
-def draw_overview(record: TestRecord) -> Figure:
+def draw_overview(traces: Traces) -> Figure:
     """Draw a row of inputs, their equilibria, and the curves along the way to them.
 
     Raises:
         ConfigError: if the network has no equilibrium layer, hence nothing to draw.
     """
-    traces = record.traces
     count = len(traces.images)
     if count == 0:
-        raise ConfigError("The record holds no equilibria: the network has no equilibrium layer.")
+        raise ConfigError("There are no equilibria to draw: the network has no equilibrium layer.")
     figure = new_figure(9.0, 5.4)
     halves = figure.add_gridspec(2, 1, height_ratios=[1.25, 1])
     pictures, curves = (figure.add_subfigure(half) for half in halves)

@@ -18,6 +18,7 @@ Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 _COLOURS = {"train": BLUE, "val": ORANGE, "": GREY}
 _STAGES = {"train": "training", "val": "validation", "": ""}
 _COLUMNS = 3
+_SHARES = ("mIoU", "mAcc", "aAcc")
 
 
 @styled
@@ -45,7 +46,7 @@ def _draw_panel(axes: Axes, quantity: str, curves: Mapping[str, Curve]) -> None:
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     everything = np.concatenate([values for _, values in curves.values()])
-    if "accuracy" in quantity:
+    if "accuracy" in quantity or quantity in _SHARES:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     elif "residual" in quantity and everything.min() > 0:
         axes.set_yscale("log")

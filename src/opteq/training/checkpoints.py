@@ -63,20 +63,21 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keeps `best.ckpt`, the checkpoint of the epoch with the highest validation accuracy.
+    """Keeps `best.ckpt`, the checkpoint of the epoch with the highest score on the validation images.
 
     Lightning records absolute paths in its checkpoints, and forgets the best score if they differ.
     Here the folder may be moved; in a folder without a best checkpoint, a new search begins.
 
     Args:
         folder: Where the file lies.
+        score: Name of the score in the logs, such as `"val_accuracy"`.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, score: str) -> None:
         super().__init__(
             dirpath=str(folder),
             filename=Path(BEST).stem,
-            monitor="val_accuracy",
+            monitor=score,
             mode="max",
             save_on_train_epoch_end=True,
             enable_version_counter=False,

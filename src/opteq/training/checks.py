@@ -11,10 +11,12 @@ from opteq.errors import ConfigError
 def check_match(network: nn.Module, data: ImageDataModule) -> None:
     """Check that a network takes the images of a data set and has a logit for each of its classes.
 
+    For segmentation it must have these at every pixel.
+
     Raises:
         ConfigError: It does not.
     """
-    images, _ = next(iter(data.val_dataloader()))
+    images, labels = next(iter(data.val_dataloader()))
     channels, height, width = images.shape[1:]
     training = network.training
     try:
@@ -27,7 +29,13 @@ def check_match(network: nn.Module, data: ImageDataModule) -> None:
         ) from error
     finally:
         network.train(training)
-    if logits.shape[1:] != (data.num_classes,):
+    expected = (data.num_classes, *labels.shape[1:])
+    if logits.ndim != len(expected) + 1:
+        raise ConfigError(
+            f"{data.title} is a data set for {data.task}, but the output of the network has shape "
+            f"{tuple(logits.shape)}; choose another network with --model.network."
+        )
+    if logits.shape[1:] != expected:
         raise ConfigError(
             f"{data.title} has {data.num_classes} classes, but the output of the network has shape "
             f"{tuple(logits.shape)}; set --model.network.classes {data.num_classes}."

@@ -16,11 +16,15 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 # Imported so that options can name their classes without the module.
 import opteq.data.cifar
+import opteq.data.cityscapes
 import opteq.data.digits
 import opteq.data.fashion_mnist
 import opteq.data.folder
+import opteq.data.segmentation
+import opteq.models.baselines.fcn
 import opteq.models.branches
-import opteq.models.classifier  # noqa: F401
+import opteq.models.classifier
+import opteq.models.segmenter  # noqa: F401
 from opteq.data.base import ImageDataModule
 from opteq.errors import ConfigError, OpteqError
 from opteq.models.loading import save_network
@@ -47,6 +51,7 @@ from opteq.training.runs import (
     save_config,
     start_run,
 )
+from opteq.training.scores import SCORES
 
 # The options that make a training what it is; the others name files of one run.
 REPRODUCIBLE = ("seed_everything", "trainer", "model", "data")
@@ -160,7 +165,7 @@ class TrainingCLI(LightningCLI):
                     MetricsCSV(self.run.folder / METRICS, self.run.epochs),
                     TensorBoardLogger(self.run.folder, name="tensorboard", version=""),
                 ]
-            self._best = BestCheckpoint(self.run.checkpoints)
+            self._best = BestCheckpoint(self.run.checkpoints, f"val_{self._headline}")
             kwargs["callbacks"] = [
                 *_listed(options["callbacks"]),
                 self._meter,
@@ -240,6 +245,10 @@ class TrainingCLI(LightningCLI):
         write_predictions(Path(options.output), predictions)
         self.outcome = f"Wrote {len(predictions)} predictions to {options.output}."
 
+    @property
+    def _headline(self) -> str:
+        return SCORES[self.datamodule.task][0]
+
     def _open_run(self) -> Run:
         """The folder for this training; only the first process creates and writes it."""
         options = self.config.fit
@@ -278,7 +287,7 @@ class TrainingCLI(LightningCLI):
             folder, network, model_card(self._resolved_config()["model"]["network"], self.datamodule)
         )
         self.outcome = (
-            f"Test accuracy {summary['test_accuracy']:.2%} of the best checkpoint after "
+            f"Test {self._headline} {summary[f'test_{self._headline}']:.2%} of the best checkpoint after "
             f"{summary['seconds_train']:.0f} s of training"
         )
         if self.config.fit.report:

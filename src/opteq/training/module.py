@@ -1,5 +1,6 @@
-"""Training of an image classifier: loss, optimizer, schedule and what is logged."""
+"""Training of a classifier of images or of their pixels: loss, optimizer, schedule and what is logged."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -9,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy
+from torchmetrics import MetricCollection
 
 from opteq.errors import ConfigError, OpteqError
 from opteq.evaluation.attacks import PGD
@@ -18,22 +18,26 @@ from opteq.layer import SolveLog, solve_log
 from opteq.models.branches import BranchClassifier
 from opteq.objectives.coupling import HeritageDiversity
 from opteq.training.schedules import Schedule, learning_rate_factor
+from opteq.training.scores import SCORES, make_scores
 
 
 class ClassifierModule(LightningModule):
     """Trains a network that maps images to logits with the cross entropy.
 
-    Per epoch it logs loss and accuracy (also top-5, of more than five classes), and for all solves
-    of equilibrium layers: mean number of steps, number of samples that did not reach their
-    tolerance, and largest residual; in training also those of the adjoint.
+    For segmentation every pixel is classified, and those without a class are left out. Per epoch it logs the
+    loss, the scores of `opteq.training.scores.make_scores`, and for all solves of equilibrium layers: mean
+    number of steps, number of samples that did not reach their tolerance, and largest residual; in training
+    also those of the adjoint.
 
     Args:
-        network: Maps images, shape (batch, channels, height, width), to logits (batch, classes).
+        network: Maps images, shape (batch, channels, height, width), to logits, shape (batch, classes), or
+            (batch, classes, height, width) for segmentation.
         optimizer: `"sgd"` with Nesterov momentum 0.9, or `"adamw"`.
         learning_rate: Peak learning rate.
         weight_decay: Weight decay of matrices and kernels; biases and norms have none.
         schedule: Course of the learning rate, see `opteq.training.schedules`.
         warmup: Part of the training, from 0 to 1, over which the learning rate rises to its peak.
+        milestones: Parts of the training after which the schedule `"step"` drops; None for its own.
         label_smoothing: Share of the target that is spread over all classes.
         adversary: Attack on the training images; the network is trained on what it makes of them
             (adversarial training, Madry et al. 2018). None trains on the images themselves.
@@ -51,6 +55,7 @@ class ClassifierModule(LightningModule):
         weight_decay: float = 5e-4,
         schedule: Schedule = "cosine",
         warmup: float = 0.0,
+        milestones: Sequence[float] | None = None,
         label_smoothing: float = 0.0,
         adversary: PGD | None = None,
         penalty: HeritageDiversity | None = None,
@@ -75,6 +80,7 @@ class ClassifierModule(LightningModule):
         self.weight_decay = weight_decay
         self.schedule: Schedule = schedule
         self.warmup = warmup
+        self.milestones = milestones
         self.label_smoothing = label_smoothing
         self.adversary = adversary
         self.penalty = penalty
@@ -85,13 +91,7 @@ class ClassifierModule(LightningModule):
         return self.network(images)
 
     def setup(self, stage: str) -> None:
-        classes: int = self._datamodule.num_classes
-        scores: dict[str, Metric | MetricCollection] = {
-            "accuracy": MulticlassAccuracy(classes, average="micro")
-        }
-        if classes > 5:
-            scores["accuracy_top5"] = MulticlassAccuracy(classes, top_k=5, average="micro")
-        metrics = MetricCollection(scores)
+        metrics = make_scores(self._datamodule.task, self._datamodule.num_classes)
         self.train_metrics = metrics.clone(prefix="train_")
         self.val_metrics = metrics.clone(prefix="val_")
         self.test_metrics = metrics.clone(prefix="test_")
@@ -135,7 +135,7 @@ class ClassifierModule(LightningModule):
         total = self.trainer.estimated_stepping_batches
         if total == float("inf"):
             raise ConfigError("A schedule needs an end: set --trainer.max_epochs or --trainer.max_steps.")
-        factor = learning_rate_factor(self.schedule, int(total), self.warmup)
+        factor = learning_rate_factor(self.schedule, int(total), self.warmup, self.milestones)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},
@@ -157,6 +157,10 @@ class ClassifierModule(LightningModule):
                 f"{name} ({found.get(name, 'missing')} in the checkpoint, "
                 f"{expected.get(name, 'missing')} in the model); use the configuration it was trained with."
             )
+
+    @property
+    def _headline(self) -> str:
+        return f"val_{SCORES[self._datamodule.task][0]}"
 
     @property
     def _datamodule(self) -> Any:
@@ -192,7 +196,7 @@ class ClassifierModule(LightningModule):
     def _log_scores(self, metrics: MetricCollection, logits: Tensor, labels: Tensor) -> None:
         metrics.update(logits, labels)
         for name, metric in metrics.items(keep_base=False):
-            self.log(name, metric, on_step=False, on_epoch=True, prog_bar=name == "val_accuracy")
+            self.log(name, metric, on_step=False, on_epoch=True, prog_bar=name == self._headline)
 
     def _log_solves(self, stage: str, solves: SolveLog) -> None:
         forward = solves.forward

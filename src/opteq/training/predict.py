@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from opteq.data.folder import find_images
 from opteq.data.images import FileImages
 from opteq.data.preprocess import Normalization, Preprocess
+from opteq.errors import ConfigError
 from opteq.files import write_beside
 from opteq.layer import SolveCounts, SolveLog, solve_log
 from opteq.models.loading import ModelCard
@@ -45,8 +46,14 @@ def predict_folder(network: nn.Module, card: ModelCard, folder: Path) -> list[Pr
     """Classify every image in a folder and the folders inside it, in the order of their paths.
 
     Raises:
-        ConfigError: The folder is missing or empty, or an image cannot be read.
+        ConfigError: The network does not classify whole images, the folder is missing or empty, or an image
+            cannot be read.
     """
+    if not isinstance(card.image_size, int) or card.task != "classification":
+        raise ConfigError(
+            "Predictions are classes of whole images, but this network classifies pixels; load it with "
+            "opteq.load(RUN) and call it on a batch of images."
+        )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = network.to(device).eval()
     paths = find_images(folder)

@@ -15,6 +15,7 @@ from torch import nn
 from opteq.data.base import ImageDataModule
 from opteq.files import write_beside
 from opteq.models.loading import ModelCard
+from opteq.training.scores import SCORES
 
 SUMMARY = "summary.json"
 VERSIONS = "versions.json"
@@ -51,7 +52,7 @@ def write_summary(
         "dataset": data.title,
         "model": type(network).__name__,
         "parameters": sum(p.numel() for p in network.parameters()),
-        "test_accuracy": test["test_accuracy"],
+        **{f"test_{score}": test[f"test_{score}"] for score in SCORES[data.task]},
         "solver_steps_mean": test.get("test_solver_steps"),
         "residual_max": test.get("test_residual_max"),
         "unconverged": _whole(test.get("test_unconverged")),
@@ -66,7 +67,7 @@ def write_summary(
 def model_card(network: dict[str, Any], data: ImageDataModule) -> ModelCard:
     """Describe a network, given by its `class_path` and `init_args`, trained on a data set."""
     mean, std = data.normalization
-    return ModelCard(network, data.class_names, data.in_channels, data.image_size, mean, std)
+    return ModelCard(network, data.class_names, data.in_channels, data.image_size, mean, std, data.task)
 
 
 def peak_memory_bytes() -> int:

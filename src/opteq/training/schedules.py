@@ -1,15 +1,19 @@
 """Learning rate over the course of a training, as a factor of the peak."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from opteq.errors import ConfigError
 
-Schedule = Literal["constant", "cosine", "step", "linear"]
+Schedule = Literal["constant", "cosine", "step", "linear", "poly"]
+
+MILESTONES = (0.5, 0.75)
 
 
-def learning_rate_factor(schedule: Schedule, total_steps: int, warmup: float = 0.0) -> Callable[[int], float]:
+def learning_rate_factor(
+    schedule: Schedule, total_steps: int, warmup: float = 0.0, milestones: Sequence[float] | None = None
+) -> Callable[[int], float]:
     """Make the function from optimizer step to learning rate factor.
 
     The factor rises linearly to 1 in the first part of the steps. With `p` from 0 to 1 the part of the
@@ -17,19 +21,28 @@ def learning_rate_factor(schedule: Schedule, total_steps: int, warmup: float = 0
 
     - `"constant"`: 1
     - `"cosine"`: `(1 + cos πp) / 2` (Loshchilov and Hutter 2017)
-    - `"step"`: 1, from `p = 1/2` on 0.1, from `p = 3/4` on 0.01 (He et al. 2016)
+    - `"step"`: a tenth of what it was from every milestone on; by default these are `p = 1/2` and `p = 3/4`
+      (He et al. 2016)
     - `"linear"`: `1 - p`; with a warm-up of 0.3 this is one-cycle (Smith and Topin 2019)
+    - `"poly"`: `(1 - p)^0.9` (Xie et al. 2022 (OptEq), §7.5)
 
     Args:
         schedule: Shape of the curve.
         total_steps: Optimizer steps of the whole training.
         warmup: Part of the steps that the warm-up takes.
+        milestones: The `p` at which `"step"` drops; None for its default.
 
     Raises:
-        ConfigError: `warmup` is not at least 0 and below 1.
+        ConfigError: `warmup` is not at least 0 and below 1, or `milestones` are not rising between 0 and 1,
+            or given for another schedule.
     """
     if not 0 <= warmup < 1:
         raise ConfigError(f"Expected `warmup` of at least 0 and below 1, got {warmup}.")
+    if milestones is not None and schedule != "step":
+        raise ConfigError(f"`milestones` are those of the schedule 'step', but it is {schedule!r}.")
+    drops = MILESTONES if milestones is None else tuple(milestones)
+    if list(drops) != sorted(set(drops)) or not all(0 < p < 1 for p in drops):
+        raise ConfigError(f"Expected rising `milestones` between 0 and 1, got {list(drops)}.")
     warmup_steps = math.floor(warmup * total_steps)
 
     def factor(step: int) -> float:
@@ -42,8 +55,10 @@ def learning_rate_factor(schedule: Schedule, total_steps: int, warmup: float = 0
             case "cosine":
                 return (1 + math.cos(math.pi * progress)) / 2
             case "step":
-                return 1.0 if progress < 0.5 else 0.1 if progress < 0.75 else 0.01
+                return 10.0 ** -sum(progress >= p for p in drops)
             case "linear":
                 return 1 - progress
+            case "poly":
+                return (1 - progress) ** 0.9
 
     return factor

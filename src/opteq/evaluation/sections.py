@@ -1,0 +1,155 @@
+"""The sections that the reports of all runs have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from opteq.errors import ConfigError
+from opteq.evaluation.metrics import read_curves
+from opteq.evaluation.page import folded, image, missing, section, tiles
+from opteq.evaluation.trace import Traces
+from opteq.plots.attention import draw_attention
+from opteq.plots.convergence import draw_convergence
+from opteq.plots.equilibria import draw_equilibria
+from opteq.plots.training import draw_training
+
+
+class Solves(Protocol):
+    """How the solves of a pass over a test set went."""
+
+    @property
+    def solves(self) -> int: ...
+
+    @property
+    def unconverged(self) -> int: ...
+
+    @property
+    def solver_steps_mean(self) -> float: ...
+
+    @property
+    def residual_max(self) -> float: ...
+
+
+def read_summary(path: Path) -> dict[str, Any]:
+    """The run's summary, empty if there is none."""
+    if not path.exists():
+        return {}
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON ({error}).") from error
+    if not isinstance(summary, dict):
+        raise ConfigError(f"Expected {path} to hold one JSON object, got {type(summary).__name__}.")
+    return summary
+
+
+# Name and format of the headline numbers, by their key in the summary.
+_TILES: dict[str, tuple[str, Callable[[Any], str]]] = {
+    "test_accuracy": ("Test accuracy", lambda v: f"{v:.2%}"),
+    "test_mIoU": ("Test mIoU", lambda v: f"{v:.2%}"),
+    "test_mAcc": ("Test mAcc", lambda v: f"{v:.2%}"),
+    "test_aAcc": ("Test aAcc", lambda v: f"{v:.2%}"),
+    "parameters": ("Parameters", lambda v: f"{v:,}"),
+    "solver_steps_mean": ("Solver steps, mean", lambda v: f"{v:.1f}"),
+    "residual_max": ("Residual, largest", lambda v: f"{v:.1e}"),
+    "unconverged": ("Unconverged solves", lambda v: f"{v:,}"),
+    "seconds_train": ("Training time", lambda v: _duration(v)),
+    "images_per_second": ("Training speed", lambda v: f"{v:,.0f} images/s"),
+    "peak_memory_mb": ("Peak memory", lambda v: f"{v:,.0f} MB"),
+    "accuracy_top5": ("Top-5 accuracy", lambda v: f"{v:.2%}"),
+    "calibration_error": ("Calibration error", lambda v: f"{v:.2%}"),
+}
+
+
+def headline(summary: Mapping[str, Any], scores: Mapping[str, float], solves: Solves) -> str:
+    """The numbers of the summary, and those of the record that the summary lacks."""
+    known: dict[str, Any] = dict(scores)
+    if solves.solves:
+        known |= {
+            "solver_steps_mean": solves.solver_steps_mean,
+            "residual_max": solves.residual_max,
+            "unconverged": solves.unconverged,
+        }
+    known |= {key: value for key, value in summary.items() if value is not None}
+    numbers = []
+    for key, (name, show) in _TILES.items():
+        if key in known:
+            try:
+                numbers.append((name, show(known[key])))
+            except (TypeError, ValueError):
+                raise ConfigError(
+                    f"Expected `{key}` in summary.json to be a number, got {known[key]!r}."
+                ) from None
+    html = tiles(numbers)
+    if not summary:
+        html += missing("summary.json is missing: parameters, times and memory are not known.")
+    return html
+
+
+def _duration(seconds: float) -> str:
+    """Seconds as a reader says them: `41 s`, `12 min 05 s`, `3 h 20 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def training(path: Path) -> str:
+    """The training curves in a `metrics.csv`."""
+    heading, explanation = "Training", "Each point is the mean over one epoch."
+    if not path.exists():
+        return section(heading, "", missing("metrics.csv is missing: there are no curves to draw."))
+    panels = read_curves(path)
+    if not panels:
+        return section(heading, "", missing("metrics.csv holds no training curves yet."))
+    return section(
+        heading,
+        explanation,
+        image(draw_training(panels), "Loss, scores, and how the solves went, epoch by epoch."),
+    )
+
+
+def equilibria(traces: Traces) -> str:
+    """How the first equilibrium layer reaches its equilibria, and what these look like."""
+    heading = "Equilibria"
+    if not len(traces.images):
+        return section(heading, "", missing("This network has no equilibrium layer to look into."))
+    explanation = "The first equilibrium layer answers with a point z* that its map T leaves unchanged"
+    explanation += (
+        ": the minimum of the hidden objective φ that the layer's weights and the image define."
+        if traces.energy.size
+        else "."
+    )
+    along = (
+        "Along a plain iteration z ← T(z), in float64, for a few test images (thin lines)"
+        " and their median: how far z still is from a fixed point"
+    )
+    along += (
+        ", and how far φ lies above its lowest value."
+        if traces.energy.size
+        else ". This map has no hidden objective."
+    )
+    pictures = (
+        "Test images and their equilibria, largest values brightest. The channels are those that"
+        " vary most; each row has one colour scale."
+    )
+    parts = [
+        image(draw_equilibria(traces), pictures),
+        image(draw_convergence(traces.residual, traces.energy), along),
+    ]
+    if traces.attention.shape[1]:
+        weights = (
+            "What each patch of the features weighs in the equilibrium, averaged over the groups of"
+            " channels: 1 where the state reproduces it, near 0 where it is left out."
+        )
+        parts.append(image(draw_attention(traces), weights))
+    return section(heading, explanation, *parts)
+
+
+def configuration(path: Path) -> str:
+    """The resolved configuration, folded away, if the run has one."""
+    return folded("Configuration", path.read_text(encoding="utf-8")) if path.exists() else ""
