@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from opteq.equation import Gradients
-from opteq.errors import ConfigError, ShapeError
-from opteq.operators.resample import AveragePool
+from opteq.errors import ConfigError
+from opteq.objectives.ring import End, Junction, Ring
 from opteq.options import require, strict_options
 from opteq.results import State, tensors_of
 
@@ -78,7 +78,7 @@ class HeritageDiversity:
             squares = torch.stack([branch.square().flatten(1).sum(1) for branch in z])
             width = (self.tau * squares.mean(0)).clamp(min=torch.finfo(squares.dtype).eps)
         channels = z[0].shape[1]
-        return Coupling(self, channels, _ring([tuple(b.shape[2:]) for b in z], channels), width)
+        return Coupling(self, channels, Ring.of([tuple(b.shape[2:]) for b in z], channels), width)
 
 
 def check_channels(channels: Sequence[int]) -> None:
@@ -103,13 +103,13 @@ class Coupling:
     Attributes:
         options: the objective.
         channels: `C`.
-        junctions: the pairs of neighbours.
+        ring: the pairs of neighbours.
         width: `(batch,)` `t`, the width of the quadratic part of `D_τ`; None without one.
     """
 
     options: HeritageDiversity
     channels: int
-    junctions: tuple[Junction, ...]
+    ring: Ring
     width: Tensor | None
 
     @property
@@ -123,8 +123,7 @@ class Coupling:
 
     def correlations(self, state: State) -> tuple[Tensor, ...]:
         """`N` of each pair, `(batch, C, C)`; `H` is its trace, `D` the sum of its other entries' sizes."""
-        z = tensors_of(state)
-        return tuple(_product(a.mT, b) for a, b in (junction.read(z) for junction in self.junctions))
+        return tuple(_product(a.mT, b) for a, b in self.ring.read(tensors_of(state), self.ring.junctions))
 
     def value(self, state: State) -> Tensor:
         """`(batch,)` `Σ_i λD_τ(z_i, z_{i+1}) - H(z_i, z_{i+1})`."""
@@ -132,18 +131,17 @@ class Coupling:
 
     def gradient(self, state: State) -> tuple[Tensor, ...]:
         """`h`, one tensor per branch."""
-        return _received(self._meetings(state))
+        return _received(self.ring, self._meetings(state, self.ring.junctions))
 
     def gradient_of(self, branch: int, state: State) -> Tensor:
         """`h_i` of one branch, which depends on its two neighbours alone."""
-        z = tensors_of(state)
-        mine = [junction for junction in self.junctions if branch in junction.branches]
-        first, second = (self._meeting(j, z).gradient(j.branches.index(branch)) for j in mine)
-        return first + second
+        mine = [junction for junction in self.ring.junctions if branch in junction.branches]
+        meetings = self._meetings(state, mine)
+        return self.ring.write(m.message(m.junction.branches.index(branch)) for m in meetings)[branch]
 
     def linearize(self, state: State) -> CouplingLinearization:
         """`h` and its Jacobian at `state`."""
-        return CouplingLinearization(self, self._meetings(state))
+        return CouplingLinearization(self, self._meetings(state, self.ring.junctions))
 
     @property
     def gain(self) -> float:
@@ -158,7 +156,8 @@ class Coupling:
         """
         if state is None:
             return torch.tensor(math.inf if self.width is not None or self.options.hard else self.gain)
-        spread = torch.stack([_spread(m, self.curvature(m.n)) for m in self._meetings(state)])
+        meetings = self._meetings(state, self.ring.junctions)
+        spread = torch.stack([_spread(m, self.curvature(m.n)) for m in meetings])
         # A branch takes part in its own junction and in that of the branch before.
         return self.gain + (spread + spread.roll(1, 0)).amax(0)
 
@@ -180,14 +179,12 @@ class Coupling:
         curvature.diagonal(dim1=1, dim2=2).zero_()
         return curvature
 
-    def _meetings(self, state: State) -> list[_Meeting]:
-        z = tensors_of(state)
-        return [self._meeting(junction, z) for junction in self.junctions]
-
-    def _meeting(self, junction: Junction, z: tuple[Tensor, ...]) -> _Meeting:
-        a, b = junction.read(z)
-        n = _product(a.mT, b)
-        return _Meeting(junction, a, b, n, self.slope(n))
+    def _meetings(self, state: State, junctions: Sequence[Junction]) -> list[_Meeting]:
+        meetings = []
+        for junction, (a, b) in zip(junctions, self.ring.read(tensors_of(state), junctions), strict=True):
+            n = _product(a.mT, b)
+            meetings.append(_Meeting(junction, a, b, n, self.slope(n)))
+        return meetings
 
     def _objective(self, n: Tensor) -> Tensor:
         trace = n.diagonal(dim1=1, dim2=2).sum(1)
@@ -205,16 +202,16 @@ class CouplingLinearization:
     """`h` and `∂h` at one state."""
 
     def __init__(self, coupling: Coupling, meetings: Sequence[_Meeting]) -> None:
-        self._width, self._meetings = coupling.width, meetings
+        self._ring, self._width, self._meetings = coupling.ring, coupling.width, meetings
         self._curvatures = [coupling.curvature(m.n) for m in meetings]
 
     def gradient(self) -> tuple[Tensor, ...]:
         """`h`."""
-        return _received(self._meetings)
+        return _received(self._ring, self._meetings)
 
     def product(self, v: State) -> tuple[Tensor, ...]:
         """`∂h v`, symmetric."""
-        return _gathered(self._moved(m, q, v) for m, q in zip(self._meetings, self._curvatures, strict=True))
+        return _gathered(self._ring, (message for move in self._moves(v) for message in _moved(*move)))
 
     def pullback(self, u: State) -> Gradients:
         """Gradients of `⟨u, h⟩` with respect to the coupling's `tensors`."""
@@ -222,19 +219,16 @@ class CouplingLinearization:
             return ()
         # ⟨u, h⟩ = ⟨K, dN⟩ for the move u of the state, and K depends on t as -q·N does on N.
         total = torch.zeros_like(self._width)
-        for m, q in zip(self._meetings, self._curvatures, strict=True):
+        for m, q, da, db in self._moves(u):
             assert q is not None
-            total += (q * m.n * m.turn(*m.junction.read(tensors_of(u)))).sum((1, 2))
+            total += (q * m.n * m.turn(da, db)).sum((1, 2))
         return (total / self._width,)
 
-    @staticmethod
-    def _moved(m: _Meeting, curvature: Tensor | None, v: State) -> tuple[Junction, Tensor, Tensor]:
-        da, db = m.junction.read(tensors_of(v))
-        first, second = _product(db, m.k.mT), _product(da, m.k)
-        if curvature is not None:
-            dk = -curvature * m.turn(da, db)
-            first, second = first + _product(m.b, dk.mT), second + _product(m.a, dk)
-        return m.junction, m.junction.write(0, first), m.junction.write(1, second)
+    def _moves(self, v: State) -> Iterator[tuple[_Meeting, Tensor | None, Tensor, Tensor]]:
+        """Every meeting with its curvature and the moves of `A` and `B` that `v` makes."""
+        read = self._ring.read(tensors_of(v), self._ring.junctions)
+        for m, q, (da, db) in zip(self._meetings, self._curvatures, read, strict=True):
+            yield m, q, da, db
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -247,96 +241,42 @@ class _Meeting:
     n: Tensor
     k: Tensor
 
-    def gradient(self, side: int) -> Tensor:
+    def message(self, side: int) -> tuple[End, Tensor]:
         """The part of `h` that the first (0) or the second (1) of the two receives."""
-        return self.junction.write(side, _product(self.a, self.k) if side else _product(self.b, self.k.mT))
+        matrix = _product(self.a, self.k) if side else _product(self.b, self.k.mT)
+        return self.junction.ends[side], matrix
 
     def turn(self, da: Tensor, db: Tensor) -> Tensor:
         """`dN` for moves of `A` and `B`."""
         return _product(da.mT, self.b) + _product(self.a.mT, db)
 
 
-@dataclass(frozen=True, slots=True)
-class Junction:
-    """Where two neighbours meet: at the smaller of their sizes, to which the larger is averaged.
-
-    `z_iᵀ P z_j` with an up-sampling `P = Aᵀ` is `(A z_i)ᵀ z_j` with the averaging `A`.
-
-    Attributes:
-        branches: `i` and `j`.
-        size: height and width at which they meet; empty for vectors.
-        pools: the averaging of each; None where there is none.
-    """
-
-    branches: tuple[int, int]
-    size: tuple[int, ...]
-    pools: tuple[AveragePool | None, AveragePool | None]
-
-    def read(self, state: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
-        """The two branches as matrices `(batch, pixels, C)`."""
-        first, second = (
-            self._matrix(state[i], pool) for i, pool in zip(self.branches, self.pools, strict=True)
-        )
-        return first, second
-
-    def write(self, side: int, matrix: Tensor) -> Tensor:
-        """The adjoint of `read` for one of the two."""
-        image = matrix.mT.reshape(len(matrix), matrix.shape[2], *self.size)
-        pool = self.pools[side]
-        return image if pool is None else pool.rmatvec((), image)
-
-    @staticmethod
-    def _matrix(z: Tensor, pool: AveragePool | None) -> Tensor:
-        small = z if pool is None else pool.matvec((), z)
-        return small.reshape(*small.shape[:2], -1).mT
+def _moved(m: _Meeting, curvature: Tensor | None, da: Tensor, db: Tensor) -> Iterator[tuple[End, Tensor]]:
+    """What the two receive more when `A` and `B` move."""
+    first, second = _product(db, m.k.mT), _product(da, m.k)
+    if curvature is not None:
+        dk = m.turn(da, db).mul_(curvature).neg_()
+        first += _product(m.b, dk.mT)
+        second += _product(m.a, dk)
+    return zip(m.junction.ends, (first, second), strict=True)
 
 
-def _ring(sizes: Sequence[tuple[int, ...]], channels: int) -> tuple[Junction, ...]:
-    """The junctions of the first branch with the second, …, of the last with the first."""
-    junctions = []
-    for i, size in enumerate(sizes):
-        j = (i + 1) % len(sizes)
-        small = min(size, sizes[j], key=math.prod)
-        factors = [_factor(size, small), _factor(sizes[j], small)]
-        if None in factors:
-            raise ShapeError(
-                "Expected neighbouring branches whose height and width divide by one factor,"
-                f" got {size} for branch {i + 1} and {sizes[j]} for branch {j + 1}."
-            )
-        first, second = (None if f == 1 else AveragePool(channels, f) for f in factors if f is not None)
-        junctions.append(Junction((i, j), small, (first, second)))
-    return tuple(junctions)
+def _received(ring: Ring, meetings: Sequence[_Meeting]) -> tuple[Tensor, ...]:
+    return _gathered(ring, (m.message(side) for m in meetings for side in (0, 1)))
 
 
-def _factor(large: tuple[int, ...], small: tuple[int, ...]) -> int | None:
-    """`f` with `large = f · small`; None where there is none."""
-    if large == small:
-        return 1
-    factors = {n // m for n, m in zip(large, small, strict=False)}
-    f = min(factors, default=0)
-    return f if tuple(f * m for m in small) == large else None
-
-
-def _received(meetings: Sequence[_Meeting]) -> tuple[Tensor, ...]:
-    return _gathered((m.junction, m.gradient(0), m.gradient(1)) for m in meetings)
-
-
-def _gathered(messages: Iterable[tuple[Junction, Tensor, Tensor]]) -> tuple[Tensor, ...]:
-    """The sum of what each branch receives at its two junctions."""
-    total: dict[int, Tensor] = {}
-    for junction, *received in messages:
-        for branch, message in zip(junction.branches, received, strict=True):
-            # In place: at the larger sizes a fresh tensor costs more than the addition.
-            total[branch] = total[branch].add_(message) if branch in total else message
-    return tuple(total[branch] for branch in range(len(total)))
+def _gathered(ring: Ring, messages: Iterable[tuple[End, Tensor]]) -> tuple[Tensor, ...]:
+    """What every branch receives at its two junctions."""
+    received = ring.write(messages)
+    return tuple(received[branch] for branch in range(len(received)))
 
 
 def _spread(meeting: _Meeting, curvature: Tensor | None) -> Tensor:
     """`(batch,)` bound on `‖dN‖²` times the largest curvature, for moves of unit length."""
-    shrink = [1.0 if pool is None else 1 / pool.factor for pool in meeting.junction.pools]
+    shares = meeting.junction.shares
     a, b = (torch.linalg.matrix_norm(m, 2) for m in (meeting.a, meeting.b))
     steepest = torch.zeros_like(a) if curvature is None else curvature.amax((1, 2))
-    return steepest * ((shrink[0] * b) ** 2 + (shrink[1] * a) ** 2)
+    return steepest * (shares[0] * b.square() + shares[1] * a.square())
 
 
 def _product(left: Tensor, right: Tensor) -> Tensor:
