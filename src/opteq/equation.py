@@ -68,6 +68,10 @@ class Linearization(ABC):
     def pullback(self, cotangent: State) -> Gradients:
         """Gradients of `⟨u, T(z)⟩` with respect to the equation's `tensors`, `z` held constant."""
 
+    def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, State]:
+        """`pullback` and `vjp` of one cotangent; maps share the work of the two where they can."""
+        return self.pullback(cotangent), self.vjp(cotangent)
+
 
 class Equation(ABC):
     """All that is constant during one solve of `z = T(z)`, for one batch. Immutable.

@@ -85,5 +85,9 @@ class FlatLinearization(Linearization):
     def pullback(self, cotangent) -> Gradients:
         return self._inner.pullback(self._space.restore(cotangent))
 
+    def pullback_and_vjp(self, cotangent) -> tuple[Gradients, Tensor]:
+        gradients, product = self._inner.pullback_and_vjp(self._space.restore(cotangent))
+        return gradients, self._space.flatten(product)
+
     def _flat(self, function):
         return lambda *states: self._space.flatten(function(*map(self._space.restore, states)))

@@ -74,6 +74,19 @@ def test_pullback_to_input_and_parameters_is_that_of_autograd(case: MapCase, see
 
 @every_map
 @given(seed=seeds)
+@settings(max_examples=3)
+@pytest.mark.spec("R3.1")
+def test_pullback_and_product_together_are_those_apart(case: MapCase, seed: int):
+    equation = case.equation(seed).detach()
+    z, u = state(equation, seed), state(equation, seed + 1)
+    linearization = equation.linearize(z)
+    gradients, product = linearization.pullback_and_vjp(u)
+    torch.testing.assert_close(gradients, linearization.pullback(u), rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(product, linearization.vjp(u), rtol=1e-10, atol=1e-12)
+
+
+@every_map
+@given(seed=seeds)
 @settings(max_examples=5)
 @pytest.mark.spec("R3.1")
 def test_the_symmetric_form_solves_the_adjoint_equation(case: MapCase, seed: int):

@@ -162,8 +162,7 @@ class _ChainLinearization(Linearization):
 
     def pullback(self, cotangent: State) -> Gradients:
         gradients: Gradients = (None,) if self._has_start else ()
-        for index, part in reversed(list(enumerate(self._parts))):
-            gradients = part.pullback(cotangent) + gradients
-            if index:
-                cotangent = part.vjp(cotangent)
-        return gradients
+        for part in reversed(self._parts[1:]):
+            own, cotangent = part.pullback_and_vjp(cotangent)
+            gradients = own + gradients
+        return self._parts[0].pullback(cotangent) + gradients

@@ -269,8 +269,8 @@ class _MultiBranchLinearization(Linearization):
         return self._coupling.product(self._units.vjp(cotangent))
 
     def pullback(self, cotangent: State) -> Gradients:
-        gradients = self._units.pullback(cotangent)
-        return gradients + self._coupling.pullback(self._units.vjp(cotangent))
+        gradients, received = self._units.pullback_and_vjp(cotangent)
+        return gradients + self._coupling.pullback(received)
 
 
 def _distance(left: State, right: State) -> Tensor:

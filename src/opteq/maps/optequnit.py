@@ -207,5 +207,12 @@ class _OptEqLinearization(Linearization):
         inner = equation.operator.weight_gradient(equation.weights, self._state, injection)
         return (injection, *map(torch.add, outer, inner))
 
+    def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, Tensor]:
+        # The gradient of the injection is D W u/μ already.
+        gradients = self.pullback(cotangent)
+        injection = gradients[0]
+        assert injection is not None
+        return gradients, self._equation.operator.rmatvec(self._equation.weights, injection)
+
     def _lift(self, u: Tensor) -> Tensor:
         return self._equation.operator.matvec(self._equation.weights, u)

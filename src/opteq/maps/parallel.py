@@ -145,6 +145,11 @@ class _ParallelLinearization(Linearization):
     def pullback(self, cotangent: State) -> Gradients:
         return _concatenated([part.pullback for part in self._parts], cotangent)
 
+    def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, tuple[Tensor, ...]]:
+        pairs = zip(self._parts, tensors_of(cotangent), strict=True)
+        gradients, products = zip(*(part.pullback_and_vjp(u) for part, u in pairs), strict=True)
+        return tuple(g for own in gradients for g in own), _joined(products)
+
 
 def _branchwise(functions: Sequence[Callable[..., State]], *states: State) -> tuple[Tensor, ...]:
     rows = zip(functions, *map(tensors_of, states), strict=True)

@@ -169,7 +169,16 @@ class _SkipLinearization(Linearization):
 
     def pullback(self, cotangent: State) -> Gradients:
         assert isinstance(cotangent, Tensor)
-        gradients = self._inner.pullback(self._alpha * cotangent)
+        return self._with_alpha(self._inner.pullback(self._alpha * cotangent), cotangent)
+
+    def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, Tensor]:
+        assert isinstance(cotangent, Tensor)
+        # αJᵀu + (1-α)u, the first term from the product with αu that the gradients need.
+        gradients, image = self._inner.pullback_and_vjp(self._alpha * cotangent)
+        assert isinstance(image, Tensor)
+        return self._with_alpha(gradients, cotangent), image + (1 - self._alpha) * cotangent
+
+    def _with_alpha(self, gradients: Gradients, cotangent: Tensor) -> Gradients:
         if self._move is None:
             return gradients
         assert isinstance(self._alpha, Tensor)

@@ -51,7 +51,7 @@ def conjugate_gradients(
     history = [rr]
     while len(history) <= max_steps and bool(active.any()):
         ap = matvec(p) if metric is None else matvec(p, mp)
-        curvature = torch.linalg.vecdot(mp, ap).to(rr.dtype)
+        curvature = _row_products(mp, ap).to(rr.dtype)
         # No curvature means that the matrix is not positive definite (or not finite): stop there.
         steps += active
         sound = active & (curvature > 0)
@@ -63,8 +63,9 @@ def conjugate_gradients(
         history.append(torch.where(active, new_rr, torch.nan))
         active = sound & (new_rr > goal)
         beta = torch.where(active, new_rr / rr, 0.0).to(b.dtype)[:, None]
-        p = torch.addcmul(r, beta, p)
-        mp = p if metric is None else torch.addcmul(measured, beta, mp)
+        # In place: fresh tensors cost more than the arithmetic.
+        torch.addcmul(r, beta, p, out=p)
+        mp = p if metric is None else torch.addcmul(measured, beta, mp, out=mp)
         rr = new_rr
     residuals = torch.stack(history, dim=1).sqrt()
     # A right-hand side that is not finite gives a solution that is not.
@@ -77,7 +78,13 @@ def _inner(r: Tensor, measured: Tensor) -> Tensor:
     if measured is r:
         return row_norms(r).square()
     wide = torch.promote_types(r.dtype, torch.float32)
-    return torch.linalg.vecdot(r, measured).to(wide).clamp(min=0)
+    return _row_products(r, measured).to(wide).clamp(min=0)
+
+
+def _row_products(p: Tensor, q: Tensor) -> Tensor:
+    """`(batch,)` inner products of the rows, without the `(batch, n)` tensor of `torch.linalg.vecdot`."""
+    # As a row times a matrix of one row, which runs many times faster than times a column.
+    return torch.bmm(p[:, None], q[:, None].mT)[:, 0, 0]
 
 
 @torch.no_grad()
