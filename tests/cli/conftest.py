@@ -1,5 +1,8 @@
 from typing import NamedTuple
 
+# Imported before any test runs: Lightning's log handler keeps the stream it finds, which inside a test
+# is one that pytest closes afterwards.
+import lightning.pytorch  # noqa: F401
 import pytest
 
 from opteq.cli import main
