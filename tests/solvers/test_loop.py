@@ -3,6 +3,7 @@
 import torch
 
 from opteq.solvers.base import Solver, find_fixed_point, solve_fixed_point
+from opteq.solvers.picard import Picard
 
 
 class Scripted(Solver):
@@ -52,3 +53,14 @@ def test_where_the_method_would_have_gone_on_is_kept_sample_by_sample():
     assert found.info.steps.tolist() == [1, 3]
     assert found.value.tolist() == [[2.0], [2.0]]
     assert found.ahead.tolist() == [[3.0], [7.0]]
+
+
+def test_iterates_may_change_their_dtype_between_the_samples_that_stop():
+    # The first sample stops at once, the second after iterates that came back in low precision.
+    def rounded(z):
+        return (0.5 * z + 0.25).to(torch.bfloat16) * (z != 0)
+
+    value, info = solve_fixed_point(rounded, torch.tensor([[0.0], [1.0]]), Picard(0.05))
+    assert info.steps[0] < info.steps[1]
+    assert info.converged.all()
+    torch.testing.assert_close(value.float(), torch.tensor([[0.0], [0.5]]), rtol=0.1, atol=0)

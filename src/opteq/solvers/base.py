@@ -190,4 +190,5 @@ class _Rows:
             if not hasattr(self, "rows"):
                 self.rows = torch.empty_like(source)
             chosen = torch.tensor(indices, device=source.device)
-            self.rows.index_copy_(0, chosen, source.index_select(0, chosen))
+            # Under autocast a map may change the dtype from one iterate to the next.
+            self.rows.index_copy_(0, chosen, source.index_select(0, chosen).to(self.rows.dtype))
