@@ -34,6 +34,7 @@ def draw_correlation(record: BranchRecord) -> Figure:
     axes = figure.add_subplot()
     picture = axes.imshow(record.correlation, cmap=SEQUENTIAL, vmin=0, interpolation="nearest")
     axes.grid(visible=False)
+    axes.locator_params(integer=True)  # there is no half a channel
     axes.set(
         title=f"Diagonal share {record.diagonal_share[0]:.1%} (chance {1 / len(record.correlation):.1%})",
         xlabel="channel of branch 1",
