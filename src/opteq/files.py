@@ -1,10 +1,13 @@
 """Writing files so that a failure never costs the file that was there before."""
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+from opteq.errors import ConfigError
 
 
 @contextmanager
@@ -33,3 +36,29 @@ def write_beside(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a whole file as `write_beside` does."""
+    with write_beside(path) as file:
+        file.write(content)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a JSON object as `write_beside` does."""
+    write_file(path, json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Raises:
+        ConfigError: The file holds something else.
+    """
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid JSON ({error}).") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"Expected {path} to hold one JSON object, got {type(content).__name__}.")
+    return content

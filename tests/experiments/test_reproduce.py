@@ -92,6 +92,20 @@ def test_a_folder_is_not_mixed_with_other_options(path, tmp_path):
         reproduce(read_table(str(changed)), tmp_path, [], print)
 
 
+def test_an_unknown_score_is_answered_with_those_that_there_are(path, tmp_path):
+    other = path.with_name("other.yaml")
+    text = TABLE.replace("reference: one", "reference: one\ncompare: luck").split("measure:")
+    other.write_text(text[0] + text[1][text[1].index("config:") :], encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"There is no score luck .*; there are .*test_accuracy"):
+        reproduce(read_table(str(other)), tmp_path, [], print)
+
+
+def test_a_damaged_plan_is_named(path, tmp_path):
+    (tmp_path / "plan.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ConfigError, match=r"plan\.json is not valid JSON"):
+        reproduce(read_table(str(path)), tmp_path, [], print)
+
+
 def test_tables_are_listed(capsys):
     assert main(["reproduce"]) == 0
     assert "opteq-features" in capsys.readouterr().out

@@ -46,11 +46,29 @@ def test_every_row_is_trained_once_before_any_second_seed(tmp_path):
         ("title: A table", "titel: A table", "title"),
         ("name: a, seeds", "name: a, sedes", "name and at most"),
         ("title: A table", "title: [", "not valid YAML"),
+        ("seeds: 2", "seeds: 0", "`seeds` of row a of .* to be at least 1, got 0"),
+        ("seeds: 2", "seeds: x", "at least 1, got 'x'"),
+        ("name: a,", "name: 1,", "to be text and changes a mapping"),
+        ("reference: a", "reference: a\ncurves: [1]", "`curves` .* to map each quantity"),
     ],
 )
 def test_a_faulty_table_is_refused_with_what_is_wrong(tmp_path, old, new, message):
     with pytest.raises(ConfigError, match=message):
         read_table(written(tmp_path, SMALL.replace(old, new)))
+
+
+@pytest.mark.parametrize("rows", ["rows:", "rows: []", "rows: {a: 1}"])
+def test_a_table_without_rows_is_refused(tmp_path, rows):
+    head = SMALL.partition("rows:")[0]
+    with pytest.raises(ConfigError, match="at least one row"):
+        read_table(written(tmp_path, head + rows))
+
+
+def test_an_option_of_something_that_has_none_is_refused(tmp_path):
+    text = SMALL.replace("model.network.init_args.alpha", "model.network.class_path.alpha")
+    table = read_table(written(tmp_path, text))
+    with pytest.raises(ConfigError, match="class_path is 'x' and has no options"):
+        table.config_of(table.rows[1], 0)
 
 
 def test_an_unknown_table_is_answered_with_its_likely_name():

@@ -5,6 +5,7 @@ result to expect.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
@@ -32,7 +33,7 @@ class Preset:
 
 def presets() -> list[Preset]:
     """All packaged configurations, by name."""
-    return [_read(name, path) for name, path in sorted(_paths().items())]
+    return [_read(name, path) for name, path in sorted(packaged(__name__).items())]
 
 
 def resolve_config(name_or_file: str) -> Path:
@@ -41,19 +42,31 @@ def resolve_config(name_or_file: str) -> Path:
     Raises:
         ConfigError: It is neither.
     """
-    paths = _paths()
-    if name_or_file in paths:
-        return paths[name_or_file]
-    if Path(name_or_file).is_file():
-        return Path(name_or_file)
-    close = get_close_matches(name_or_file, paths)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"presets are {', '.join(sorted(paths))}."
-    raise ConfigError(f"{name_or_file} is neither a preset nor a file; {hint}")
+    return find_file(name_or_file, packaged(__name__), "preset")
 
 
-def _paths() -> dict[str, Path]:
-    folder = Path(str(files(__name__)))
-    return {path.stem: path for path in folder.glob("*.yaml")}
+def find_file(name_or_file: str, known: Mapping[str, Path], kind: str) -> Path:
+    """The file of that name among `known`, or the file itself.
+
+    Args:
+        name_or_file: what the user wrote.
+        known: packaged files by name.
+        kind: what they are called, in the singular.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    path = known.get(name_or_file, Path(name_or_file))
+    if path.is_file():
+        return path
+    close = get_close_matches(name_or_file, known)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"{kind}s are {', '.join(sorted(known))}."
+    raise ConfigError(f"{name_or_file} is neither a {kind} nor a file; {hint}")
+
+
+def packaged(package: str) -> dict[str, Path]:
+    """The YAML files in a package, by name."""
+    return {path.stem: path for path in Path(str(files(package))).glob("*.yaml")}
 
 
 def _read(name: str, path: Path) -> Preset:

@@ -9,7 +9,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from opteq.data.base import ImageDataModule
 from opteq.data.images import FileImages
-from opteq.data.preprocess import Normalization
+from opteq.data.preprocess import IMAGENET
 from opteq.errors import ConfigError
 
 
@@ -29,8 +29,7 @@ class ImageFolder(ImageDataModule):
     """
 
     in_channels = 3
-    # The statistics of ImageNet, customary for photographs.
-    normalization = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    normalization = IMAGENET
 
     def __init__(self, root: str, image_size: int = 64, **options: Any) -> None:
         super().__init__(**options)

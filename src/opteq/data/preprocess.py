@@ -17,6 +17,10 @@ class Normalization(NamedTuple):
     std: tuple[float, ...]
 
 
+# The statistics of ImageNet, customary for photographs.
+IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+
+
 class Preprocess:
     """Collates a batch of bytes into a normalised batch, `(x / 255 - mean) / std`.
 

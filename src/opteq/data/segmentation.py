@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opteq.data.base import ImageDataModule
 from opteq.data.folder import find_images
-from opteq.data.preprocess import Normalization
+from opteq.data.preprocess import IMAGENET
 from opteq.data.scenes import VOID, FileScenes, SceneAugmentation, ScenePreprocess, Size, read_mask
 from opteq.errors import ConfigError
 
@@ -30,8 +30,7 @@ class SegmentationDataModule(ImageDataModule):
 
     task = "segmentation"
     in_channels = 3
-    # The statistics of ImageNet, customary for photographs.
-    normalization = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+    normalization = IMAGENET
 
     def __init__(
         self,

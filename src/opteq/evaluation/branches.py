@@ -65,15 +65,18 @@ def study_branches(network: nn.Module, images: Tensor, labels: Tensor) -> Branch
     """
     if not isinstance(network, BranchClassifier):
         return BranchRecord.nothing()
-    heritage, diversity, share, correlation = _relations(network, images[:RELATED_SAMPLES])
+    heritage, diversity, share, correlation = relations(network, images[:RELATED_SAMPLES])
     return BranchRecord(
         heritage, diversity, share, correlation, np.array(SIZES), _accuracies(network, images, labels)
     )
 
 
 @torch.no_grad()
-def _relations(network: BranchClassifier, images: Tensor) -> tuple[NDArray[np.float64], ...]:
-    """Average `H` and `D`, diagonal shares, and the correlations of the first image."""
+def relations(network: BranchClassifier, images: Tensor) -> tuple[NDArray[np.float64], ...]:
+    """Average `H` and `D` and the diagonal shares, each `(n,)`, and the correlations of the first image.
+
+    All are empty for a network of one branch; see `BranchRecord`.
+    """
     rows: list[Tensor] = []
     for part in images.split(_BATCH):
         z = tensors_of(network.features(part))

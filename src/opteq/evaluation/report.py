@@ -17,7 +17,7 @@ from opteq.evaluation.page import image, page, section, side_by_side
 from opteq.evaluation.record import TestRecord, evaluate
 from opteq.evaluation.sections import configuration, equilibria, headline, read_summary, training
 from opteq.evaluation.segmentation import SegmentationRecord, evaluate_scenes
-from opteq.files import write_beside
+from opteq.files import write_beside, write_file
 from opteq.plots.branches import draw_correlation, draw_perturbations, draw_relations
 from opteq.plots.calibration import draw_calibration
 from opteq.plots.confusion import draw_confusion
@@ -87,8 +87,7 @@ def write_report(run_dir: Path, network: nn.Module, datamodule: EvaluationData) 
     subtitle = " on ".join(known) or "Report of a training run"
     footer = f"Written by opteq {__version__} from record.npz, metrics.csv and summary.json."
     path = run_dir / "report.html"
-    with write_beside(path) as file:
-        file.write(page(run_dir.resolve().name, subtitle, parts, footer).encode())
+    write_file(path, page(run_dir.resolve().name, subtitle, parts, footer).encode())
     return path
 
 

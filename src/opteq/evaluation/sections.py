@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +10,7 @@ from opteq.errors import ConfigError
 from opteq.evaluation.metrics import read_curves
 from opteq.evaluation.page import folded, image, missing, section, tiles
 from opteq.evaluation.trace import Traces
+from opteq.files import read_json
 from opteq.plots.attention import draw_attention
 from opteq.plots.convergence import draw_convergence
 from opteq.plots.equilibria import draw_equilibria
@@ -35,15 +35,7 @@ class Solves(Protocol):
 
 def read_summary(path: Path) -> dict[str, Any]:
     """The run's summary, empty if there is none."""
-    if not path.exists():
-        return {}
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ConfigError(f"{path} is not valid JSON ({error}).") from error
-    if not isinstance(summary, dict):
-        raise ConfigError(f"Expected {path} to hold one JSON object, got {type(summary).__name__}.")
-    return summary
+    return read_json(path) if path.exists() else {}
 
 
 # Name and format of the headline numbers, by their key in the summary.

@@ -54,7 +54,7 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
         images: `(n, channels, height, width)`, normalised.
         normalization: the mean and standard deviation that were applied to `images`.
     """
-    call = _first_call(network, images)
+    call = first_call(network, images)
     if call is None:
         return _no_traces()
     layer, x = call
@@ -85,7 +85,7 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
     )
 
 
-def _first_call(network: nn.Module, images: Tensor) -> tuple[EquilibriumLayer, State] | None:
+def first_call(network: nn.Module, images: Tensor) -> tuple[EquilibriumLayer, State] | None:
     """The first equilibrium layer that `network(images)` calls and its input, if it calls one."""
     calls: list[tuple[EquilibriumLayer, State]] = []
 

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from opteq.data.base import ImageDataModule, Loader
-from opteq.evaluation.branches import RELATED_SAMPLES, study_branches
+from opteq.errors import ConfigError
+from opteq.evaluation.branches import RELATED_SAMPLES, relations
 from opteq.evaluation.scores import detection, known_divergence, reliability, unknown_divergence
-from opteq.layer import EquilibriumLayer, solve_log
+from opteq.evaluation.trace import first_call
+from opteq.models.branches import BranchClassifier
 
 REPEATS = 9
 
@@ -53,25 +55,18 @@ def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, fl
     It is found by evaluating the map once more, whatever the layer reports of itself. A network without
     such a layer has none.
     """
-    found: list[Tensor] = []
-
-    def note(layer: EquilibriumLayer, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        following = layer.map.bind(inputs[0])(output)
-        assert isinstance(following, Tensor)
-        change = (following - output).flatten(1).norm(dim=1)
-        found.append(change / following.flatten(1).norm(dim=1))
-
-    layers = [module for module in network.modules() if isinstance(module, EquilibriumLayer)]
-    if not layers:
-        return {}
     images, _ = next(iter(data.test_dataloader()))
-    hook = layers[0].register_forward_hook(note)
-    try:
-        with torch.no_grad(), solve_log(network):
-            network.eval()(images)
-    finally:
-        hook.remove()
-    return {"residual": float(found[0].mean())}
+    with torch.no_grad():
+        call = first_call(network.eval(), images)
+        if call is None:
+            return {}
+        layer, x = call
+        value = layer(x)
+        following = layer.map.bind(x)(value)
+    assert isinstance(value, Tensor)
+    assert isinstance(following, Tensor)
+    change = (following - value).flatten(1).norm(dim=1)
+    return {"residual": float((change / following.flatten(1).norm(dim=1)).mean())}
 
 
 def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
@@ -114,23 +109,19 @@ def _log_probabilities(network: nn.Module, loader: Loader) -> tuple[NDArray, NDA
 
 def branch_relations(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """`heritage`, `diversity` and `diagonal_share`: means over 100 test images, see `BranchRecord`."""
-    images, labels = _first_test_images(data, RELATED_SAMPLES)
-    record = study_branches(network.eval(), images, labels)
-    return {
-        "heritage": float(record.heritage.mean()),
-        "diversity": float(record.diversity.mean()),
-        "diagonal_share": float(record.diagonal_share.mean()),
-    }
-
-
-def _first_test_images(data: ImageDataModule, count: int) -> tuple[Tensor, Tensor]:
-    images, labels = [], []
-    for some, of in data.test_dataloader():
-        images.append(some)
-        labels.append(of)
-        if sum(map(len, labels)) >= count:
+    if not isinstance(network, BranchClassifier):
+        raise ConfigError(f"Expected a network of several branches, got {type(network).__name__}.")
+    images: list[Tensor] = []
+    for batch, _ in data.test_dataloader():
+        images.append(batch)
+        if sum(map(len, images)) >= RELATED_SAMPLES:
             break
-    return torch.cat(images)[:count], torch.cat(labels)[:count]
+    heritage, diversity, share, _ = relations(network.eval(), torch.cat(images)[:RELATED_SAMPLES])
+    return {
+        "heritage": float(heritage.mean()),
+        "diversity": float(diversity.mean()),
+        "diagonal_share": float(share.mean()),
+    }
 
 
 def _median_ms(run: Callable[[], object]) -> float:

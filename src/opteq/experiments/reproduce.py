@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -15,12 +14,12 @@ from torch import nn
 from opteq.data.base import ImageDataModule
 from opteq.errors import ConfigError
 from opteq.experiments.tables import Row, Table, run_name, trainings
-from opteq.files import write_beside
+from opteq.files import read_json, write_json
 from opteq.models.loading import build, load
 from opteq.training.checkpoints import LAST
 from opteq.training.command import run_command
 from opteq.training.results import SUMMARY
-from opteq.training.runs import CHECKPOINTS, CONFIG
+from opteq.training.runs import CHECKPOINTS, CONFIG, write_config
 
 SCORES = "scores.json"
 PLAN = "plan.json"
@@ -52,10 +51,17 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
             continue
         if not (folder / SUMMARY).is_file():
             _train(table, row, seed, output, options)
-        scores = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
-        for measure in measures:
-            scores |= measure(load(folder), _data(folder))
-        _write_json(folder / SCORES, scores)
+        scores = read_json(folder / SUMMARY)
+        if measures:
+            data = _data(folder)
+            # A network of its own for each: a training step, timed, moves the statistics of batch norms.
+            for measure in measures:
+                scores |= measure(load(folder), data)
+        if table.compare not in scores:
+            raise ConfigError(
+                f"There is no score {table.compare} to compare in {folder}; there are {', '.join(scores)}."
+            )
+        write_json(folder / SCORES, scores)
         report(f"[{number}/{len(todo)}] {row.name}, seed {seed}: {table.compare} {scores[table.compare]:.4g}")
 
 
@@ -65,15 +71,14 @@ def scores_in(table: Table, output: Path) -> dict[str, dict[int, dict[str, Any]]
     for row, seed in trainings(table):
         path = output / run_name(row, seed) / SCORES
         if path.is_file():
-            found[row.name][seed] = json.loads(path.read_text(encoding="utf-8"))
+            found[row.name][seed] = read_json(path)
     return found
 
 
 def _train(table: Table, row: Row, seed: int, output: Path, options: Sequence[str]) -> None:
     name = run_name(row, seed)
     config = output / f"{name}.yaml"
-    with write_beside(config) as file:
-        file.write(yaml.safe_dump(table.config_of(row, seed), sort_keys=False, allow_unicode=True).encode())
+    write_config(config, table.config_of(row, seed))
     arguments = ["fit", "--config", str(config), "--runs_dir", str(output), "--run", name]
     # A report takes as long as some epochs of a small network; who wants it can ask for it.
     arguments += ["--report", "false", *options]
@@ -92,13 +97,13 @@ def _keep_plan(table: Table, output: Path, options: Sequence[str]) -> None:
     plan = {"table": table.name, "options": list(options), "configs": configs}
     path = output / PLAN
     if path.is_file():
-        earlier = json.loads(path.read_text(encoding="utf-8"))
+        earlier = read_json(path)
         changed = [name for name, config in configs.items() if earlier["configs"].get(name, config) != config]
         if earlier["options"] != plan["options"] or changed:
             what = f"its row {changed[0]} was" if changed else f"options {' '.join(earlier['options'])} were"
             raise ConfigError(f"{output} was made when {what} different; choose another --output.")
     output.mkdir(parents=True, exist_ok=True)
-    _write_json(path, plan)
+    write_json(path, plan)
 
 
 def _find(path: str) -> Measure:
@@ -115,8 +120,3 @@ def _data(folder: Path) -> ImageDataModule:
     data.prepare_data()
     data.setup("test")
     return data
-
-
-def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    with write_beside(path) as file:
-        file.write(json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from opteq.experiments.reproduce import scores_in
 from opteq.experiments.scores import column, markdown, values
 from opteq.experiments.tables import Table
-from opteq.files import write_beside
+from opteq.files import write_file, write_json
 from opteq.plots.ablation import draw_ablation
 from opteq.plots.rows import draw_rows
 from opteq.plots.style import to_svg
@@ -33,14 +32,9 @@ def write_results(table: Table, output: Path) -> Path:
             for option, rows in table.curves.items()
         }
         ablation = draw_ablation(curves, points[table.reference], compared.heading)
-        _write(output / "curves.svg", to_svg(ablation))
-    _write(output / "table.json", json.dumps(scores, indent=2, ensure_ascii=False).encode() + b"\n")
-    _write(output / "table.svg", to_svg(figure))
+        write_file(output / "curves.svg", to_svg(ablation))
+    write_json(output / "table.json", scores)
+    write_file(output / "table.svg", to_svg(figure))
     path = output / "table.md"
-    _write(path, markdown(table, scores).encode())
+    write_file(path, markdown(table, scores).encode())
     return path
-
-
-def _write(path: Path, content: bytes) -> None:
-    with write_beside(path) as file:
-        file.write(content)

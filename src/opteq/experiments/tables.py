@@ -5,14 +5,15 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from opteq.configs import find_file, packaged
 from opteq.errors import ConfigError
+
+_PACKAGE = "opteq.experiments"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ class Table:
 
 def table_names() -> list[str]:
     """Names of the packaged tables."""
-    return sorted(_packaged())
+    return sorted(packaged(_PACKAGE))
 
 
 def read_table(name_or_file: str) -> Table:
@@ -78,20 +79,12 @@ def read_table(name_or_file: str) -> Table:
     Raises:
         ConfigError: There is no such table, or it lacks something.
     """
-    path = _packaged().get(name_or_file, Path(name_or_file))
-    if not path.is_file():
-        close = get_close_matches(name_or_file, _packaged())
-        hint = f"did you mean {close[0]}?" if close else f"tables are {', '.join(table_names())}."
-        raise ConfigError(f"{name_or_file} is neither a table nor a file; {hint}")
+    path = find_file(name_or_file, packaged(_PACKAGE), "table")
     try:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     return _table(path, content)
-
-
-def _packaged() -> dict[str, Path]:
-    return {path.stem: path for path in Path(str(files("opteq.experiments"))).glob("*.yaml")}
 
 
 def _table(path: Path, content: Any) -> Table:
@@ -102,13 +95,18 @@ def _table(path: Path, content: Any) -> Table:
             f"Expected {path} to have {', '.join(sorted(required))} and at most"
             f" {', '.join(sorted(allowed - required))} beside them."
         )
-    rows = tuple(_row(path, entry, content.get("seeds", 1)) for entry in content["rows"])
+    entries = content["rows"]
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"Expected `rows` of {path} to be a list of at least one row.")
+    rows = tuple(_row(path, entry, content.get("seeds", 1)) for entry in entries)
     if len({slug(row.name) for row in rows}) < len(rows):
         raise ConfigError(f"Expected the rows of {path} to have names that differ in letters or digits.")
     curves = content.get("curves", {})
+    if not isinstance(curves, Mapping) or not all(isinstance(curve, Mapping) for curve in curves.values()):
+        raise ConfigError(f"Expected `curves` of {path} to map each quantity to its values and their rows.")
     names = [content["reference"], *(name for curve in curves.values() for name in curve.values())]
-    if strange := set(names) - {row.name for row in rows}:
-        raise ConfigError(f"Expected the reference and the curves of {path} to be rows, got {min(strange)}.")
+    if strange := [name for name in names if name not in [row.name for row in rows]]:
+        raise ConfigError(f"Expected the reference and the curves of {path} to be rows, got {strange[0]}.")
     return Table(
         name=path.stem,
         title=content["title"],
@@ -126,7 +124,16 @@ def _table(path: Path, content: Any) -> Table:
 def _row(path: Path, entry: Any, seeds: int) -> Row:
     if not isinstance(entry, Mapping) or not {"name"} <= entry.keys() <= {"name", "changes", "seeds"}:
         raise ConfigError(f"Expected the rows of {path} to have a name and at most changes and seeds.")
-    return Row(entry["name"], entry.get("changes") or {}, entry.get("seeds", seeds))
+    row = Row(entry["name"], entry.get("changes") or {}, entry.get("seeds", seeds))
+    if not isinstance(row.name, str) or not isinstance(row.changes, Mapping):
+        raise ConfigError(
+            f"Expected names of rows of {path} to be text and changes a mapping, got {dict(entry)}."
+        )
+    if not isinstance(row.seeds, int) or row.seeds < 1:
+        raise ConfigError(
+            f"Expected `seeds` of row {row.name} of {path} to be at least 1, got {row.seeds!r}."
+        )
+    return row
 
 
 def _assign(config: dict[str, Any], name: str, value: Any) -> None:
@@ -134,6 +141,8 @@ def _assign(config: dict[str, Any], name: str, value: Any) -> None:
     *parents, last = name.split(".")
     for parent in parents:
         config = config.setdefault(parent, {})
+        if not isinstance(config, dict):
+            raise ConfigError(f"Cannot change {name}: {parent} is {config!r} and has no options of its own.")
     config[last] = copy.deepcopy(value)
 
 

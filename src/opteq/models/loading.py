@@ -13,7 +13,7 @@ from safetensors.torch import load_model, save
 from torch import nn
 
 from opteq.errors import ConfigError
-from opteq.files import write_beside
+from opteq.files import write_file, write_json
 
 WEIGHTS = "model.safetensors"
 CARD = "model.json"
@@ -61,10 +61,8 @@ def save_network(folder: Path, network: nn.Module, card: ModelCard) -> None:
     """Write the weights and the card into `folder`; `load` reads them."""
     # A copy of each tensor, because safetensors refuses weights that share memory.
     weights = {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
-    with write_beside(folder / WEIGHTS) as file:
-        file.write(save(weights))
-    with write_beside(folder / CARD) as file:
-        file.write(json.dumps(asdict(card), indent=2, ensure_ascii=False).encode())
+    write_file(folder / WEIGHTS, save(weights))
+    write_json(folder / CARD, asdict(card))
 
 
 def load(run: str | Path) -> nn.Module:

@@ -14,7 +14,7 @@ from opteq.data.folder import find_images
 from opteq.data.images import FileImages
 from opteq.data.preprocess import Normalization, Preprocess
 from opteq.errors import ConfigError
-from opteq.files import write_beside
+from opteq.files import write_file
 from opteq.layer import SolveCounts, SolveLog, solve_log
 from opteq.models.loading import ModelCard
 from opteq.results import SolveInfo
@@ -79,8 +79,7 @@ def write_predictions(path: Path, predictions: list[Prediction]) -> None:
     writer = csv.writer(text)
     writer.writerow(field.name for field in fields(Prediction))
     writer.writerows(astuple(prediction) for prediction in predictions)
-    with write_beside(path) as file:
-        file.write(text.getvalue().encode())
+    write_file(path, text.getvalue().encode())
 
 
 class _Ends(SolveCounts):

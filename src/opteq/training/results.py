@@ -1,6 +1,5 @@
 """What a finished training writes into its folder."""
 
-import json
 import platform
 import resource
 import sys
@@ -13,7 +12,7 @@ import torch
 from torch import nn
 
 from opteq.data.base import ImageDataModule
-from opteq.files import write_beside
+from opteq.files import write_json
 from opteq.models.loading import ModelCard
 from opteq.training.scores import SCORES
 
@@ -25,7 +24,7 @@ PACKAGES = ("opteq", "torch", "torchvision", "lightning", "torchmetrics", "jsona
 def write_versions(folder: Path) -> None:
     """Write `versions.json`: Python, the packages that matter, and the platform."""
     versions = {package: version(package) for package in PACKAGES}
-    _write_json(
+    write_json(
         folder / VERSIONS, {"python": platform.python_version(), **versions, "platform": platform.platform()}
     )
 
@@ -60,7 +59,7 @@ def write_summary(
         "images_per_second": round(images / seconds, 1) if seconds else None,
         "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
     }
-    _write_json(folder / SUMMARY, summary)
+    write_json(folder / SUMMARY, summary)
     return summary
 
 
@@ -81,8 +80,3 @@ def peak_memory_bytes() -> int:
 
 def _whole(value: float | None) -> int | None:
     return None if value is None else int(value)
-
-
-def _write_json(path: Path, content: dict[str, Any]) -> None:
-    with write_beside(path) as file:
-        file.write(json.dumps(content, indent=2, ensure_ascii=False).encode() + b"\n")

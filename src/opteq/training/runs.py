@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from opteq.errors import ConfigError
-from opteq.files import write_beside
+from opteq.files import write_file
 from opteq.training.checkpoints import BEST, LAST, read_checkpoint
 
 CONFIG = "config.yaml"
@@ -133,8 +133,12 @@ def checkpoint_options(folder: Path) -> list[str]:
 
 def save_config(folder: Path, config: Mapping[str, Any]) -> None:
     """Write the resolved configuration, which `--config` reads again."""
-    with write_beside(folder / CONFIG) as file:
-        file.write(yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode())
+    write_config(folder / CONFIG, config)
+
+
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """Write a configuration as YAML."""
+    write_file(path, yaml.safe_dump(dict(config), sort_keys=False, allow_unicode=True).encode())
 
 
 def _differences(before: Any, now: Any, name: str) -> list[str]:
