@@ -24,7 +24,7 @@ class SymmetricForm:
         matvec: `v ↦ S v`; `I - S` is positive definite where the map contracts. With a `metric` it is
             the `K` of `S = K M` instead.
         enter: right-hand side from the cotangent `g`.
-        leave: adjoint solution `u` from `v` and `g`.
+        leave: adjoint solution `u` from `g` and a solution that was put once through `v ← enter(g) + S v`.
         pullback: the linearization's `pullback(leave(v, g))` straight from `v`, where that saves work.
         metric: a positive semidefinite `M` in whose inner product `pᵀM q` the `S` is symmetric; None for
             the identity.
@@ -225,15 +225,10 @@ def eliminated(first: Callable[[State], State], second: Callable[[State], State]
 
     Multiplied by `S_2` the adjoint equation `(I - S_1 S_2) v = g` is symmetric, `S_2 - S_2 S_1 S_2`: its
     matrix is symmetric in the metric `S_2`. Solving it there, rather than the multiplied equation,
-    keeps the condition number that of `I - S_1 S_2` when `S_2` is singular. `S_2 v` is determined,
-    and `u = g + S_1 S_2 v`.
+    keeps the condition number that of `I - S_1 S_2` when `S_2` is singular. `S_2 v` is determined, and
+    with it `u = g + S_1 S_2 v`.
     """
-    return SymmetricForm(
-        matvec=first,
-        enter=lambda g: g,
-        leave=lambda v, g: map_state(torch.add, g, first(second(v))),
-        metric=second,
-    )
+    return SymmetricForm(matvec=first, enter=lambda g: g, leave=lambda v, g: v, metric=second)
 
 
 def with_tensors_of(

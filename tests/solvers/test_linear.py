@@ -6,7 +6,13 @@ import torch
 from opteq.errors import ConfigError
 from opteq.solvers.linear import conjugate_gradients, gmres
 
-SOLVERS = {"cg": conjugate_gradients, "gmres": gmres}
+
+def without_residual(*arguments, **options):
+    x, _, info = conjugate_gradients(*arguments, **options)
+    return x, info
+
+
+SOLVERS = {"cg": without_residual, "gmres": gmres}
 
 
 @pytest.fixture(params=SOLVERS.values(), ids=SOLVERS.keys())
@@ -79,7 +85,8 @@ def test_conjugate_gradients_flags_a_matrix_that_is_not_definite():
     matrix = definite((3.0, 3.0, 3.0))
     matrix[1] -= 0.6 * torch.eye(10)
     b = right_hand_side(3)
-    x, info = conjugate_gradients(Product(matrix), b, 1e-10, 50)
+    x, residual, info = conjugate_gradients(Product(matrix), b, 1e-10, 50)
+    torch.testing.assert_close(residual, b - Product(matrix)(x), rtol=0, atol=1e-9)
     assert info.converged.tolist() == [True, False, True]
     assert torch.isfinite(x).all()
     assert info.residual[1] > 1e-10

@@ -1,9 +1,13 @@
 """The loop that all solvers share, with rules made up for the purpose."""
 
+import pytest
 import torch
 
+from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import Solver, find_fixed_point, solve_fixed_point
+from opteq.solvers.broyden import Broyden
 from opteq.solvers.picard import Picard
+from tests.solvers.problems import Affine, Recorder
 
 
 class Scripted(Solver):
@@ -64,3 +68,15 @@ def test_iterates_may_change_their_dtype_between_the_samples_that_stop():
     assert info.steps[0] < info.steps[1]
     assert info.converged.all()
     torch.testing.assert_close(value.float(), torch.tensor([[0.0], [0.5]]), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("solver", [Picard(1e-9, 200), Anderson(1e-9, 50), Broyden(1e-9, 50)])
+def test_a_first_image_that_is_known_is_a_step_that_is_not_evaluated_again(solver):
+    problem = Affine.random((0.5, 0.9))
+    recorder = Recorder(problem)
+    whole = find_fixed_point(problem, problem.start, solver)
+    rest = find_fixed_point(recorder, problem.start, solver, first=problem(problem.start))
+    torch.testing.assert_close(rest.value, whole.value, rtol=1e-12, atol=0)
+    assert rest.info.steps.tolist() == [n - 1 for n in whole.info.steps.tolist()]
+    assert len(recorder.inputs) == rest.info.evaluations
+    torch.testing.assert_close(rest.info.residuals[1], whole.info.residuals[1, 1:], rtol=1e-6, atol=0)

@@ -54,7 +54,9 @@ class Injection(nn.Module):
         if c.dim() < 2 or c.shape[1] != self.channels:
             raise ShapeError(f"Expected `U` to give (batch, {self.channels}, ...), got {tuple(c.shape)}.")
         if self.bias is not None:
-            c = c + self.bias.view(-1, *[1] * (c.dim() - 2))
+            bias = self.bias.view(-1, *[1] * (c.dim() - 2))
+            # A linear operator needs its value for nothing, so the sum may take its place.
+            c = c.add_(bias) if isinstance(self.operator, LinearOperator) else c + bias
         return fast_layout(c)
 
 

@@ -100,7 +100,9 @@ class MOptEq(EquilibriumMap):
         first = branches.first_iterate()
         if not self.uniqueness_checked:
             self.check_uniqueness(first)
-        return MultiBranchEquation(branches, self.coupling.at(first), self.sweep == "gauss-seidel")
+        sequential = self.sweep == "gauss-seidel"
+        start = None if sequential else first
+        return MultiBranchEquation(branches, self.coupling.at(first), sequential, start)
 
     def check_uniqueness(self, state: State) -> float:
         """`q` on states shaped like `state`, the ceilings applied; warns if it is not below 1.
@@ -169,11 +171,13 @@ class MultiBranchEquation(Equation):
         sequential: whether an evaluation goes through the branches one after the other. Linearization
             and contraction are those of the simultaneous map all the same: its equilibria are the same
             functions of the input, hence so are their implicit gradients.
+        start: the first iterate where it is known, as `bind` computes it for the coupling.
     """
 
     branches: ParallelEquation
     coupling: Coupling
     sequential: bool = False
+    start: tuple[Tensor, ...] | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -185,13 +189,20 @@ class MultiBranchEquation(Equation):
             self,
             branches=self.branches.with_tensors(tensors[:count]),
             coupling=self.coupling.with_tensors(tensors[count:]),
+            start=None,
         )
+
+    def detach(self) -> Self:
+        start = None if self.start is None else tuple(z.detach() for z in self.start)
+        return replace(super().detach(), start=start)
 
     def initial(self) -> tuple[Tensor, ...]:
         return self.branches.initial()
 
     def first_iterate(self) -> tuple[Tensor, ...]:
         # h(0) = 0.
+        if self.start is not None:
+            return self.start
         return self(self.initial()) if self.sequential else self.branches.first_iterate()
 
     def __call__(self, state: State) -> tuple[Tensor, ...]:

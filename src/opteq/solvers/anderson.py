@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from opteq.options import require, strict_options
 from opteq.solvers.base import Solver, Stepper
 
-# A residual this many times the best one seen sends a sample back to a Picard step.
+# A residual this many times the best one seen sends a sample back to the best iterate.
 _GROWTH = 3.0
 
 
@@ -27,7 +28,8 @@ class Anderson(Solver):
     products are computed once per pair, and the small systems are solved in float64.
 
     Safeguard, per sample: when the residual grows threefold, or does not improve for `memory + 2`
-    steps, the history is dropped and a Picard step taken.
+    steps, a Picard step is taken from the best iterate in the history, and the history is dropped. So
+    where `T` contracts, every start afresh is closer to the fixed point than the one before.
 
     Args:
         tol: relative residual at which a sample stops.
@@ -74,34 +76,42 @@ class _AndersonStepper:
     def __call__(self, x: Tensor, f: Tensor, g: Tensor, changes: Sequence[float]) -> Tensor:
         slot = self.count % self.memory
         used = min(self.count + 1, self.memory)
-        self._guard(changes)
         self.candidates[:, slot] = f if self.damping == 1 else torch.add(x, g, alpha=self.damping)
         # As a product of a row with a matrix this runs many times faster than matrix times column.
         products = torch.bmm(g[:, None], self.differences[:, :used].mT)[:, 0]
         self.gram[:, slot, :used] = products
         self.gram[:, :used, slot] = products
         weights = self._weights(used, slot)
+        if restarts := self._restarts(changes):
+            usable = self._usable(used, slot)
+            sizes = self.gram.diagonal(dim1=1, dim2=2)[:, :used].masked_fill(~usable, math.inf)
+            weights[restarts] = F.one_hot(sizes[restarts].argmin(1), used).to(weights.dtype)
+            for i in restarts:
+                self.born[i], self.best[i], self.best_before[i] = self.count + 1, math.inf, math.inf
         self.count += 1
         return torch.bmm(weights[:, None], self.candidates[:, :used])[:, 0]
 
-    def _guard(self, changes: Sequence[float]) -> None:
-        """Drop the history of samples whose residual grows, or has not improved for `memory + 2` steps."""
+    def _restarts(self, changes: Sequence[float]) -> list[int]:
+        """The samples whose residual grows, or has not improved for `memory + 2` steps."""
         restart = {i for i, (r, b) in enumerate(zip(changes, self.best, strict=True)) if r > _GROWTH * b}
         self.best = list(map(min, self.best, changes))
         if self.count % (self.memory + 2) == self.memory + 1:
             pairs = zip(self.best, self.best_before, strict=True)
             restart |= {i for i, (now, before) in enumerate(pairs) if now >= before}
             self.best_before = self.best.copy()
-        for i in restart:
-            self.born[i], self.best[i], self.best_before[i] = self.count, changes[i], math.inf
+        return sorted(restart)
+
+    def _usable(self, used: int, slot: int) -> Tensor:
+        """`(batch, used)` whether a sample may use an iterate."""
+        steps_back = (slot - torch.arange(used, device=self.gram.device)) % self.memory
+        return self.count - steps_back >= torch.tensor(self.born, device=self.gram.device)[:, None]
 
     def _weights(self, used: int, slot: int) -> Tensor:
         """`(batch, used)` mixing weights `α`, zero for iterates that a sample may not use."""
         gram = torch.addcmul(self.floor[:used, :used], self.gram[:, :used, :used], self.scale[:used, :used])
         ones = gram.new_ones(gram.shape[:2])
         if max(self.born, default=0) > self.count - used + 1:
-            steps_back = (slot - torch.arange(used, device=gram.device)) % self.memory
-            usable = self.count - steps_back >= torch.tensor(self.born, device=gram.device)[:, None]
+            usable = self._usable(used, slot)
             both = usable[:, :, None] & usable[:, None, :]
             gram = torch.where(both, gram, torch.eye(used, dtype=gram.dtype, device=gram.device))
             ones = usable.to(gram.dtype)

@@ -97,6 +97,7 @@ def find_fixed_point(
     solver: Solver,
     residual_scale: float = 1.0,
     joint: bool = False,
+    first: State | None = None,
 ) -> FixedPoint:
     """Solve `z = T(z)` for every sample of a batch.
 
@@ -111,6 +112,8 @@ def find_fixed_point(
         residual_scale: factor on residuals, for a map that is a damped form of the one to be solved.
         joint: solve the batch as one system with one residual, for samples that enter each other's
             equation; no sample stops before the others.
+        first: `T(initial)`, where it is known already. The method then starts with that step behind it,
+            which counts neither as an evaluation nor among the residuals.
 
     Raises:
         ConfigError: if the tolerance is below what the dtype can resolve.
@@ -128,9 +131,18 @@ def find_fixed_point(
     history: list[list[float]] = []
     tiny = torch.finfo(torch.promote_types(x.dtype, torch.float32)).tiny
 
+    def change(f: Tensor, x: Tensor) -> Tensor:
+        return torch.sub(f, x, out=advance.room if isinstance(advance, HasRoom) else buffer)
+
+    if first is not None:
+        f = space.flatten(first)
+        g = change(f, x)
+        with torch.autocast(x.device.type, enabled=False):
+            x = advance(x, f, g, row_norms(g).tolist())
+
     for step in range(1, solver.max_steps + 1):
         f = space.flatten(function(space.restore(x)))
-        g = torch.sub(f, x, out=advance.room if isinstance(advance, HasRoom) else buffer)
+        g = change(f, x)
         changes, sizes = torch.stack((row_norms(g), row_norms(f))).tolist()
         residuals = [residual_scale * c / max(s, tiny) for c, s in zip(changes, sizes, strict=True)]
         history.append(residuals)

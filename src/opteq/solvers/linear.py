@@ -20,7 +20,7 @@ def conjugate_gradients(
     tol: float,
     max_steps: int,
     metric: Matvec | None = None,
-) -> tuple[Tensor, SolveInfo]:
+) -> tuple[Tensor, Tensor, SolveInfo]:
     """Solve `A x = b` for symmetric positive-definite `A` (Hestenes and Stiefel 1952).
 
     Starts from `x = 0`; `matvec` and `b` work on flat `(batch, n)` matrices. A sample that has reached
@@ -34,6 +34,9 @@ def conjugate_gradients(
         metric: a symmetric positive semidefinite `M` for which `M A` is symmetric, the identity unless
             given. Inner products and the norm of the residual are then `⟨p, q⟩ = pᵀM q`, and `x` is
             determined up to the kernel of `M`. Costs one product with `M` per step.
+
+    Returns:
+        `x`, the residual `b - A x`, which the method has at hand, and the record of the solve.
 
     Raises:
         ConfigError: if the tolerance is below what the dtype can resolve.
@@ -69,8 +72,9 @@ def conjugate_gradients(
         rr = new_rr
     residuals = torch.stack(history, dim=1).sqrt()
     # A right-hand side that is not finite gives a solution that is not.
-    x = (x * size[:, None]).to(b.dtype)
-    return x, SolveInfo(residuals, steps, rr <= goal, len(history) - 1)
+    for t in (x, r):
+        t.mul_(size[:, None].to(b.dtype))
+    return x, r, SolveInfo(residuals, steps, rr <= goal, len(history) - 1)
 
 
 def _inner(r: Tensor, measured: Tensor) -> Tensor:
