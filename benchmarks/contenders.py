@@ -206,8 +206,8 @@ class Unrolled(Plain):
 class Limit(Contender):
     """The bare operators, without anything between them, for as many evaluations as ours makes.
 
-    Forward: `U x`, then `W` and `Wᵀ` (and the Gram matrix of kernel maps) per evaluation. Backward: the
-    same per Jacobian product, then the gradients. Nothing depends on what came before, so values neither
+    Forward: `U x` and the operators of `T(0)`, then `W` and `Wᵀ` (and the Gram matrix of kernel maps) per
+    evaluation. Backward: the same per Jacobian product, then the gradients. Nothing depends on what came before, so values neither
     grow nor vanish.
     """
 
@@ -218,13 +218,13 @@ class Limit(Contender):
         family = problem.cell.family
         self._counts = forward, backward
         with torch.no_grad():
-            self._injection = family.bare_injection(self.leaves)
+            self._start = family.bare_injection(self.leaves) + family.bare_first(self.leaves)
             self._evaluation = family.bare_evaluation(self.leaves)
             self._product = family.bare_product(self.leaves)
             self._gradients = family.bare_gradients(self.leaves)
 
     def forward(self) -> None:
-        _run(self._injection, 1)
+        _run(self._start, 1)
         _run(self._evaluation, self._counts[0])
 
     def backward(self, value: None) -> None:

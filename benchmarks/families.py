@@ -103,6 +103,10 @@ class Family(ABC):
         W, state, hidden = leaves["W"], leaves["x"], self.operator.apply(leaves["W"], leaves["x"])
         return [lambda: self.operator.apply(W, state), lambda: self.operator.adjoint(W, hidden)]
 
+    def bare_first(self, leaves: Tensors) -> list[Call]:
+        """The operators of `T(0)`, which needs no `W`; solves of ours start from it."""
+        return self.bare_evaluation(leaves)[1:]
+
     def bare_product(self, leaves: Tensors) -> list[Call]:
         """The operators of one product with the Jacobian."""
         return self.bare_evaluation(leaves)

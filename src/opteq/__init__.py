@@ -18,6 +18,7 @@ from opteq.maps.parallel import Parallel
 from opteq.maps.regularised import Regularised
 from opteq.maps.skip import MoreauSkip
 from opteq.maps.wide import WideOptEq
+from opteq.memory import keep_freed_memory
 from opteq.models.converter import from_feedforward
 from opteq.objectives.batch_regularisers import HSIC, Decorrelation, RandomFeatureHSIC
 from opteq.objectives.coupling import HeritageDiversity
@@ -75,6 +76,7 @@ __all__ = [
     "Unrolled",
     "WideOptEq",
     "from_feedforward",
+    "keep_freed_memory",
     "solve_log",
 ]
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from opteq.configs import presets, resolve_config
 from opteq.errors import ConfigError, OpteqError
+from opteq.memory import keep_freed_memory
 
 HELP = """\
 opteq trains and examines optimization-induced equilibrium models.
@@ -65,6 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str]) -> None:
     command, options = (arguments[0], arguments[1:]) if arguments else ("--help", [])
+    if command in (*COMMANDS, "reproduce"):
+        keep_freed_memory()
     if command in ("-h", "--help") or (command in COMMANDS and {"-h", "--help"} & set(options)):
         print(HELP, end="")
     elif command == "--version":
