@@ -97,7 +97,7 @@ class PolynomialKernel(InnerProductKernel):
 
     @property
     def unit_curvature(self) -> float:
-        return self.curvature(torch.tensor(1.0, dtype=torch.float64)).item()
+        return self.curvature(torch.tensor(1.0, dtype=torch.float64, device="cpu")).item()
 
     def value(self, t: Tensor) -> Tensor:
         return (self.offset + t).pow(self.degree)
@@ -197,46 +197,67 @@ class InnerProductSimilarity(Similarity):
         return self.kernel.slope(self.injection.new_zeros(())) * self.injection
 
     def value(self, y: Tensor) -> Tensor:
+        return self.kernel_value(y) + 0.5 * self.lift(y).square().flatten(1).sum(1)
+
+    def kernel_value(self, y: Tensor) -> Tensor:
+        """`n k(⟨c, y⟩/n)`, `(batch,)`."""
         kernel = self.kernel.value(self.product(y))
-        if self.unit is not None:
-            kernel = self.unit * kernel
-        return kernel + 0.5 * self.operator.matvec(self.weights, y).square().flatten(1).sum(1)
+        return kernel if self.unit is None else self.unit * kernel
 
     def gradient(self, y: Tensor) -> Tensor:
+        return self.respond(y, self.lift(y))
+
+    def respond(self, y: Tensor, message: Tensor) -> Tensor:
+        """`k'(t) c + Wᵀm`: `∇S` with a message `m` in place of `W y`."""
         slope = self.kernel.slope(self.product(y))
-        return torch.addcmul(self.gram(y), per_sample(slope, y), self.injection)
+        return torch.addcmul(self.lower(message), per_sample(slope, y), self.injection)
 
     def product(self, y: Tensor) -> Tensor:
         """`t = ⟨c, y⟩/n`, `(batch,)`."""
         inner = inner_product(self.injection, y)
         return inner if self.unit is None else inner / self.unit
 
-    def gram(self, y: Tensor) -> Tensor:
-        """`WᵀW y`."""
-        return self.operator.rmatvec(self.weights, self.operator.matvec(self.weights, y)).to(y.dtype)
+    def lift(self, y: Tensor) -> Tensor:
+        """`W y`."""
+        return self.operator.matvec(self.weights, y).to(y.dtype)
+
+    def lower(self, z: Tensor) -> Tensor:
+        """`Wᵀz`."""
+        return self.operator.rmatvec(self.weights, z).to(z.dtype)
 
     def linearize(self, y: Tensor) -> SimilarityLinearization:
-        return _InnerProductLinearization(self, y)
+        return InnerProductLinearization(self, y, self.lift(y))
 
     def hessian_bound(self, y: Tensor | None = None) -> Certificate:
         """`‖W‖² + sup|k''| ‖c‖²/n` everywhere; at `y`, with `|k''(t)|` in place of the supremum."""
+        norm = self.norm_bound()
+        return replace(norm, value=norm.value.square() + self.curvature_bound(y))
+
+    def norm_bound(self) -> Certificate:
+        """A bound on `‖W‖₂`."""
+        norm = self.operator.norm_bound(tuple(self.injection.shape[1:]), self.weights)
+        return Certificate(norm, "bound", ("The norm of W is bounded for this height and width.",))
+
+    def curvature_bound(self, y: Tensor | None = None) -> Tensor:
+        """`(batch,)` `sup|k''| ‖c‖²/n`; at `y`, `|k''(t)| ‖c‖²/n`."""
         steepness = inner_product(self.injection, self.injection).detach().double()
         if self.unit is not None:
             steepness = steepness / self.unit.detach()
         if y is None:
             # An infinite supremum does not matter where c = 0.
-            curvature = torch.where(steepness > 0, self.kernel.largest_curvature * steepness, 0.0)
-        else:
-            curvature = self.kernel.curvature(self.product(y).detach().double()).abs() * steepness
-        norm = self.operator.norm_bound(tuple(self.injection.shape[1:]), self.weights)
-        return Certificate(
-            norm.square() + curvature, "bound", ("The norm of W is bounded for this height and width.",)
-        )
+            return torch.where(steepness > 0, self.kernel.largest_curvature * steepness, 0.0)
+        return self.kernel.curvature(self.product(y).detach().double()).abs() * steepness
 
 
-class _InnerProductLinearization(SimilarityLinearization):
-    def __init__(self, similarity: InnerProductSimilarity, y: Tensor) -> None:
-        self._similarity, self._y = similarity, y
+class InnerProductLinearization(SimilarityLinearization):
+    """The derivatives of `k'(t) c + Wᵀm`, which is `∇S` where the message `m` is `W y`.
+
+    Coupled branches receive another message than their own `W y`; how it moves with the states is theirs
+    to say.
+    """
+
+    def __init__(self, similarity: InnerProductSimilarity, y: Tensor, message: Tensor) -> None:
+        self._similarity, self._y, self._message = similarity, y, message
         self._product = similarity.product(y)
         self._slope = per_sample(similarity.kernel.slope(self._product), y)
         curvature = similarity.kernel.curvature(self._product)
@@ -244,20 +265,28 @@ class _InnerProductLinearization(SimilarityLinearization):
 
     def gradient(self) -> Tensor:
         s = self._similarity
-        return torch.addcmul(s.gram(self._y), self._slope, s.injection)
+        return torch.addcmul(s.lower(self._message), self._slope, s.injection)
 
     def product(self, v: Tensor) -> Tensor:
+        return self.respond(v, self._similarity.lift(v))
+
+    def respond(self, v: Tensor, move: Tensor) -> Tensor:
+        """The derivative for moves `v` of the state and `move` of the message."""
         s = self._similarity
         along = self._curvature * inner_product(s.injection, v)
-        return torch.addcmul(s.gram(v), per_sample(along, v), s.injection)
+        return torch.addcmul(s.lower(move), per_sample(along, v), s.injection)
 
     def pullback(self, u: Tensor) -> Gradients:
-        # ⟨u, ∇S⟩ = k'(⟨c, y⟩/n) ⟨u, c⟩ + ⟨W u, W y⟩ depends on c and on W twice.
+        return self.pullback_with(u, self._similarity.lift(u))
+
+    def pullback_with(self, u: Tensor, move: Tensor) -> Gradients:
+        """Gradients of `⟨u, k'(t) c + Wᵀm⟩` where `⟨W u, m⟩` pulls `move` back to the `W y` behind `m`."""
+        # k'(⟨c, y⟩/n) ⟨u, c⟩ + ⟨W u, m⟩ depends on c twice, and on W through W u and through m.
         s = self._similarity
         along = self._curvature * inner_product(s.injection, u)
         injection = torch.addcmul(self._slope * u, per_sample(along, u), self._y)
-        outer = s.operator.weight_gradient(s.weights, u, s.operator.matvec(s.weights, self._y))
-        inner = s.operator.weight_gradient(s.weights, self._y, s.operator.matvec(s.weights, u))
+        outer = s.operator.weight_gradient(s.weights, u, self._message)
+        inner = s.operator.weight_gradient(s.weights, self._y, move)
         unit = () if s.unit is None else (-along * self._product,)
         return (injection, *unit, *map(torch.add, outer, inner))
 
