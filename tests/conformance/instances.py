@@ -234,4 +234,41 @@ COMPOSED_MAPS = {
     "branches-heritage": MapCase(
         lambda: Flattened(MOptEq(_units("tanh", "softplus"), HeritageDiversity(diversity=False))), (3,)
     ),
+    "branches-kernels": MapCase(
+        lambda: Flattened(
+            MOptEq(
+                [
+                    KernelMap(Dense(3, 4), Dense(3, 3), "sigmoid", activation="tanh", max_norm=0.9),
+                    KernelMap(Dense(5, 4), Dense(3, 5), "polynomial", activation="softplus", max_norm=0.9),
+                    KernelMap(Dense(4, 4), Dense(3, 4), "linear", max_norm=0.9),
+                ],
+                HeritageDiversity(0.02, tau=0.2),
+            )
+        ),
+        (3,),
+    ),
+    "branches-kernels-two-sizes": MapCase(
+        lambda: Flattened(
+            MOptEq(
+                [
+                    KernelMap(Conv2d(2, 3), Conv2d(2, 2), "polynomial", activation="tanh", max_norm=0.8),
+                    KernelMap(
+                        Conv2d(4, 3), Compose(AveragePool(2, 2), Conv2d(2, 4)), "sigmoid", max_norm=0.8
+                    ),
+                ],
+                HeritageDiversity(0.2, tau=0.3),
+                perturbation=0.1,
+            )
+        ),
+        (2, 4, 2),
+    ),
+    "branches-kernels-heritage": MapCase(
+        lambda: Flattened(
+            MOptEq(
+                [KernelMap(Dense(n, 4), Dense(3, n), "sigmoid", max_norm=0.9) for n in (3, 5)],
+                HeritageDiversity(diversity=False),
+            )
+        ),
+        (3,),
+    ),
 }

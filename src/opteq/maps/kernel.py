@@ -88,7 +88,7 @@ class KernelMap(EquilibriumMap):
         self.injection = Injection(U, W.in_channels, bias)
         self.kernel, self.activation = get_kernel(kernel), get_activation(activation)
         self.normalise, self.max_norm = normalise, max_norm
-        zero = torch.zeros(())
+        zero = torch.zeros((), device="cpu")  # modules may be built on the meta device
         if not self.kernel.slope(zero) and not self.activation(zero):
             warnings.warn(
                 f"{self.kernel} is degenerate: y = 0 is an equilibrium for every input, and solves start"
@@ -101,16 +101,21 @@ class KernelMap(EquilibriumMap):
         c = self.injection(x)
         self.W.check_input(c, "U x")
         ceiling, unit = self.max_norm, None
-        if self.normalise and self.max_norm is not None and self.kernel.unit_curvature:
-            ceiling = math.sqrt(1 - _SHARE) * self.max_norm
-            unit = self._unit(c, self.max_norm)
+        if self.share and self.max_norm is not None:
+            ceiling = math.sqrt(1 - self.share) * self.max_norm
+            unit = self._unit(c, self.share * self.max_norm**2)
         weights = constrained_weights(self.W, tuple(c.shape[1:]), ceiling)
         return SimilarityEquation(
             InnerProductSimilarity(c, unit, weights, self.W, self.kernel), self.activation
         )
 
-    def _unit(self, c: Tensor, max_norm: float) -> Tensor:
-        largest = _SHARE * max_norm**2
+    @property
+    def share(self) -> float:
+        """`a` of `|k''|‖c‖²/n ≤ a ζ²` for `|t| ≤ 1` and `‖W‖² ≤ (1 - a) ζ²`; 0 where `n = 1`."""
+        normalised = self.normalise and self.max_norm is not None and self.kernel.unit_curvature > 0
+        return _SHARE if normalised else 0.0
+
+    def _unit(self, c: Tensor, largest: float) -> Tensor:
         with torch.autocast(c.device.type, enabled=False):
             return (self.kernel.unit_curvature / largest * inner_product(c, c)).clamp(min=1.0)
 

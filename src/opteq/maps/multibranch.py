@@ -14,14 +14,18 @@ from torch import Tensor, nn
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, eliminated
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, expect_operator
+from opteq.maps.kernel import KernelMap
+from opteq.maps.kernelbranches import couple
 from opteq.maps.optequnit import OptEqEquation, OptEqUnit
 from opteq.maps.parallel import ParallelEquation
+from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.coupling import Coupling, HeritageDiversity, check_channels
 from opteq.operators.base import LinearOperator
 from opteq.results import Certificate, State, tensors_of
 
 _SWEEPS = ("jacobi", "gauss-seidel")
 _DEFAULT = HeritageDiversity()
+_Unit = OptEqUnit | KernelMap
 
 
 class MOptEq(EquilibriumMap):
@@ -44,24 +48,30 @@ class MOptEq(EquilibriumMap):
 
     Branches of different sizes: see `Parallel`; each `U_i` has the whole of `x` as its input.
 
-    State and readout: `z`, a tuple with one `(batch, C, ...)` tensor per branch.
+    Branches may be kernel maps as well (Li et al. 2023, Table 5): `y_i = σ(k'(t_i) c_i + W_iᵀh_i(z))` with
+    `t_i = ⟨c_i, y_i⟩/n_i` and `z_i = W_i y_i`, so that `W_i` is what the transpose is in a unit. In `G`,
+    `n_i k(t_i)` replaces `⟨c_i, y_i⟩`, and `q = max_i L_σ(‖W_i‖²(1 + λ(C-1)) + sup|k''|‖c_i‖²/n_i)`.
+
+    State and readout: `z`, a tuple with one `(batch, C, ...)` tensor per branch; with kernel maps the state
+    is `y`.
 
     Args:
-        units: the branches; their `W` have the same input channels `C`.
-        coupling: heritage and diversity; None for independent branches.
+        units: the branches, all OptEq units or all kernel maps. Their `z_i` have the same channels `C`:
+            those that `W` takes in a unit, and those that it produces in a kernel map.
+        coupling: heritage and diversity; None for independent OptEq units.
         sweep: `"jacobi"`, all branches at once, or `"gauss-seidel"`, one after the other, each
             from the newest states (Algorithm 2). The equilibria and their implicit gradients are the same.
         perturbation: `ε ≥ 0`, in the units of `x`; needs opteq operators `U`.
         perturb_at_inference: perturb in eval mode as well, not only in training.
 
     Raises:
-        ConfigError: for options out of range, one branch or unequal channels with a coupling, or a
-            perturbation through a `U` that is no opteq operator.
+        ConfigError: for options out of range, branches of two kinds, kernel maps without a coupling, one
+            branch or unequal channels with one, or a perturbation through a `U` that is no opteq operator.
     """
 
     def __init__(
         self,
-        units: Sequence[OptEqUnit],
+        units: Sequence[OptEqUnit] | Sequence[KernelMap],
         coupling: HeritageDiversity | None = _DEFAULT,
         sweep: str = "jacobi",
         perturbation: float = 0.0,
@@ -74,13 +84,20 @@ class MOptEq(EquilibriumMap):
             raise ConfigError(f"Expected `sweep` to be one of {', '.join(_SWEEPS)}, got {sweep!r}.")
         if not perturbation >= 0:
             raise ConfigError(f"Expected `perturbation` to be at least 0, got {perturbation}.")
+        if not any(all(isinstance(unit, kind) for unit in units) for kind in (OptEqUnit, KernelMap)):
+            names = ", ".join(type(unit).__name__ for unit in units)
+            raise ConfigError(f"Expected branches that are all OptEqUnit or all KernelMap, got {names}.")
         if coupling is not None:
-            check_channels([unit.W.in_channels for unit in units])
+            check_channels([_channels(unit) for unit in units])
+        elif isinstance(units[0], KernelMap):
+            raise ConfigError(
+                "Kernel maps without a coupling are independent; use Parallel instead of MOptEq."
+            )
         if perturbation:
             for unit in units:
                 expect_operator(unit.injection.operator, "U")
         # A ModuleList does not say what it holds.
-        self.units: list[OptEqUnit] = nn.ModuleList(units)  # type: ignore[assignment]
+        self.units: list[_Unit] = nn.ModuleList(units)  # type: ignore[assignment]
         self.coupling, self.sweep = coupling, sweep
         self.perturbation, self.perturb_at_inference = float(perturbation), perturb_at_inference
         # Whether q < 1 is imposed by the ceilings of the units, or was looked at once.
@@ -97,10 +114,11 @@ class MOptEq(EquilibriumMap):
         branches = ParallelEquation(self._bind_units(x))
         if self.coupling is None:
             return branches
-        first = branches.first_iterate()
+        first, sequential = branches.first_iterate(), self.sweep == "gauss-seidel"
         if not self.uniqueness_checked:
             self.check_uniqueness(first)
-        sequential = self.sweep == "gauss-seidel"
+        if isinstance(self.units[0], KernelMap):
+            return couple(branches, first, self.coupling, sequential)
         start = None if sequential else first
         return MultiBranchEquation(branches, self.coupling.at(first), sequential, start)
 
@@ -112,37 +130,41 @@ class MOptEq(EquilibriumMap):
         """
         self.uniqueness_checked = True
         norms = [
-            min(unit.W.norm(tuple(z.shape[1:])).item(), unit.max_norm or math.inf)
+            unit.W.norm(tuple(z.shape[1:])).item()
             for unit, z in zip(self.units, tensors_of(state), strict=True)
         ]
-        q = self._strength(norms)
+        q = self._strength([unit.max_norm or math.inf for unit in self.units], norms)
         if q >= 1:
             assert self.coupling is not None
-            channels = self.units[0].W.in_channels
+            kernel = " + |k''|‖c‖²/n" if isinstance(self.units[0], KernelMap) else ""
+            cure = "`normalise`, a `max_norm` and a kernel of bounded curvature."
+            if math.isfinite(q):
+                cure = f"a `max_norm` below {self._largest_norm():.3g}, or the coupling a smaller `weight`."
             warnings.warn(
-                f"L_σ‖W‖²(1 + λ(C-1)) = {q:.3g} is not below 1, with λ = {self.coupling.weight:g} and"
-                f" C = {channels}: equilibria need not be unique, nor solves converge. Give the units a"
-                f" `max_norm` below {self._largest_norm():.3g}, or the coupling a smaller `weight`.",
+                f"L_σ(‖W‖²(1 + λ(C-1)){kernel}) = {q:.3g} is not below 1, with λ = {self.coupling.weight:g}"
+                f" and C = {_channels(self.units[0])}: equilibria need not be unique, nor solves converge."
+                f" Give the units {cure}",
                 RuntimeWarning,
                 stacklevel=3,
             )
         return q
 
-    def _strength(self, norms: Sequence[float]) -> float:
-        """`q = max_i L_σ‖W_i‖²/μ_i · (1 + λ(C-1))` for these norms."""
+    def _strength(self, ceilings: Sequence[float], norms: Sequence[float] | None = None) -> float:
+        """The largest `q` that these ceilings allow, or the one for these norms of the `W_i` below them."""
         if self.coupling is None:
             return 0.0
-        pulls = [u.activation.lipschitz * s**2 / u.mu for u, s in zip(self.units, norms, strict=True)]
-        return max(pulls) * self.coupling.gain(self.units[0].W.in_channels)
+        gain = self.coupling.gain(_channels(self.units[0]))
+        parts = zip(self.units, ceilings, norms or [math.inf] * len(self.units), strict=True)
+        return max(_strength(*part, gain) for part in parts)
 
     def _largest_norm(self) -> float:
-        """The ceiling on `‖W_i‖` at which `q` is 1."""
+        """The ceiling of all units at which `q` is 1."""
         return 1 / math.sqrt(self._strength([1.0] * len(self.units)))
 
-    def _bind_units(self, x: State) -> tuple[OptEqEquation, ...]:
+    def _bind_units(self, x: State) -> tuple[OptEqEquation | SimilarityEquation, ...]:
         if not self.perturbation or not (self.training or self.perturb_at_inference):
             return tuple(unit.bind(x) for unit in self.units)
-        bound: list[OptEqEquation] = []
+        bound: list[OptEqEquation | SimilarityEquation] = []
         seen = x
         for unit in self.units:
             bound.append(unit.bind(seen))
@@ -152,10 +174,14 @@ class MOptEq(EquilibriumMap):
         return tuple(bound)
 
     @torch.no_grad()
-    def _perturbation(self, unit: OptEqUnit, equation: OptEqEquation) -> Tensor:
+    def _perturbation(self, unit: _Unit, equation: OptEqEquation | SimilarityEquation) -> Tensor:
         operator = unit.injection.operator
         assert isinstance(operator, LinearOperator)
-        return self.perturbation * operator.adjoint(unit.activation(equation.injection)).sign()
+        if isinstance(equation, OptEqEquation):
+            y = unit.activation(equation.injection)
+        else:
+            y = equation.first_iterate()
+        return self.perturbation * operator.adjoint(y).sign()
 
     def extra_repr(self) -> str:
         return f"coupling={self.coupling}, sweep={self.sweep}, perturbation={self.perturbation}"
@@ -288,3 +314,19 @@ def _distance(left: State, right: State) -> Tensor:
     """`(batch,)` Euclidean distance of two states."""
     pairs = zip(tensors_of(left), tensors_of(right), strict=True)
     return torch.stack([(a - b).square().flatten(1).sum(1) for a, b in pairs]).sum(0).sqrt()
+
+
+def _channels(unit: _Unit) -> int:
+    """`C` of `z`."""
+    return unit.W.in_channels if isinstance(unit, OptEqUnit) else unit.W.out_channels
+
+
+def _strength(unit: _Unit, ceiling: float, norm: float, gain: float) -> float:
+    """`q` of one branch with `‖W‖ = norm`, after a `max_norm` of `ceiling` has reduced it and the kernel."""
+    slope = unit.activation.lipschitz
+    if isinstance(unit, OptEqUnit):
+        return slope * min(norm, ceiling) ** 2 * gain / unit.mu
+    curvature, share = unit.kernel.largest_curvature, unit.share
+    if curvature:
+        curvature *= share * ceiling**2 / unit.kernel.unit_curvature if share else math.inf
+    return slope * (min(norm, math.sqrt(1 - share) * ceiling) ** 2 * gain + curvature)

@@ -1,0 +1,189 @@
+"""The equation of coupled branches with kernels of an inner product."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from opteq.activations import Activation
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, symmetrized
+from opteq.maps.parallel import ParallelEquation
+from opteq.maps.similarity import SimilarityEquation
+from opteq.objectives.coupling import Coupling, HeritageDiversity
+from opteq.objectives.inner_product import InnerProductLinearization, InnerProductSimilarity
+from opteq.results import Certificate, State, combined, map_state, tensors_of
+
+
+def couple(
+    branches: ParallelEquation, first: State, coupling: HeritageDiversity, sequential: bool
+) -> KernelBranchesEquation:
+    """The equation of kernel maps that were bound to one input.
+
+    Args:
+        branches: the equations of the maps.
+        first: their first iterates, on which the width of `D_τ` is measured.
+        coupling: heritage and diversity.
+        sequential: see `KernelBranchesEquation`.
+    """
+    similarities, activations = [], []
+    for branch in branches.branches:
+        assert isinstance(branch, SimilarityEquation)
+        assert isinstance(branch.similarity, InnerProductSimilarity)
+        similarities.append(branch.similarity)
+        activations.append(branch.activation)
+    z = _lift(similarities, first)
+    return KernelBranchesEquation(tuple(similarities), tuple(activations), coupling.at(z), sequential)
+
+
+@dataclass(frozen=True, eq=False)
+class KernelBranchesEquation(Equation):
+    """`y_i = σ(k'(t_i) c_i + W_iᵀh_i(z))`, `z_i = W_i y_i`, `t_i = ⟨c_i, y_i⟩/n_i`, for one batch.
+
+    The coupling `½(λD_τ - H)` of the `z` takes the place of the `-½‖W_i y_i‖²` of independent branches:
+    equilibria are stationary for
+
+        G(y) = Σ_i 1ᵀf(y_i) + ½‖y_i‖² - n_i k(t_i) + ½(λD_τ(z) - H(z)),
+
+    and the only minimiser where `uniqueness` is below 1.
+
+    State: `y`, since the kernels see it. Readout: `z`, which has the same channels in every branch.
+
+    Attributes:
+        similarities: `n_i k(t_i) + ½‖W_i y_i‖²` of every branch.
+        activations: `σ` of every branch.
+        coupling: what gives `h`.
+        sequential: whether an evaluation goes through the branches one after the other. Linearization
+            and contraction are those of the simultaneous map all the same, see `MultiBranchEquation`.
+    """
+
+    similarities: tuple[InnerProductSimilarity, ...]
+    activations: tuple[Activation, ...]
+    coupling: Coupling
+    sequential: bool = False
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*(t for similarity in self.similarities for t in similarity.tensors), *self.coupling.tensors)
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
+        similarities = []
+        for similarity in self.similarities:
+            count = len(similarity.tensors)
+            similarities.append(similarity.with_tensors(tensors[:count]))
+            tensors = tensors[count:]
+        return replace(self, similarities=tuple(similarities), coupling=self.coupling.with_tensors(tensors))
+
+    def initial(self) -> tuple[Tensor, ...]:
+        return tuple(similarity.initial() for similarity in self.similarities)
+
+    def first_iterate(self) -> tuple[Tensor, ...]:
+        # h(0) = 0.
+        if self.sequential:
+            return self(self.initial())
+        pairs = zip(self.activations, self.similarities, strict=True)
+        return tuple(activation(similarity.initial_gradient()) for activation, similarity in pairs)
+
+    def readout(self, state: State) -> tuple[Tensor, ...]:
+        return _lift(self.similarities, state)
+
+    def __call__(self, state: State) -> tuple[Tensor, ...]:
+        y, z = tensors_of(state), list(self.readout(state))
+        if not self.sequential:
+            h = self.coupling.gradient(tuple(z))
+            return tuple(self._respond(i, y[i], h[i]) for i in range(len(y)))
+        images = []
+        for i, similarity in enumerate(self.similarities):
+            images.append(self._respond(i, y[i], self.coupling.gradient_of(i, tuple(z))))
+            z[i] = similarity.lift(images[i])
+        return tuple(images)
+
+    def energy(self, state: State) -> Tensor:
+        """`(batch,)` `G` at the feasible point `T(y)`: `y` itself may lie where the penalty is infinite."""
+        feasible = replace(self, sequential=False)(state)
+        total = 0.5 * self.coupling.value(self.readout(feasible))
+        for similarity, activation, y in zip(self.similarities, self.activations, feasible, strict=True):
+            terms = activation.penalty(y) + 0.5 * y.square()
+            total = total + terms.flatten(1).sum(1) - similarity.kernel_value(y)
+        return total
+
+    def contraction(self, state: State | None = None) -> Certificate:
+        """`L_σ max_i (|k''(t_i)|‖c_i‖²/n_i + ‖W_i‖²‖∂h‖)`: everywhere, or at a state.
+
+        Infinite everywhere with `D_τ`, as the bound on `‖∂h‖` is; see `uniqueness`.
+        """
+        pull = self.coupling.jacobian_bound(None if state is None else self.readout(state))
+        return self._bound(pull, state)
+
+    def uniqueness(self) -> Certificate:
+        """`(batch,)` `q = L_σ max_i (sup|k''|‖c_i‖²/n_i + ‖W_i‖²(1 + λ(C-1)))`.
+
+        `1ᵀf + ½‖·‖²` has modulus `1/L_σ`, so below 1 `G` is strongly convex: there is one minimiser. It is
+        the equilibrium, with `D_τ`; with the hard sign there need not be one.
+        """
+        return self._bound(self.coupling.gain, None)
+
+    def linearize(self, state: State) -> Linearization:
+        return _KernelBranchesLinearization(self, state)
+
+    def _respond(self, branch: int, y: Tensor, message: Tensor) -> Tensor:
+        return self.activations[branch](self.similarities[branch].respond(y, message))
+
+    def _bound(self, pull: Tensor | float, state: State | None) -> Certificate:
+        """`L_σ max_i (|k''|‖c_i‖²/n_i + pull ‖W_i‖²)`, `L_σ` the largest of the branches.
+
+        It bounds `H = diag(k''c_ic_iᵀ/n_i) + Wᵀ∂hW`, as `|vᵀWᵀ∂hWv| ≤ ‖∂h‖ Σ_i ‖W_i‖²‖v_i‖²`.
+        """
+        places = [None] * len(self.similarities) if state is None else tensors_of(state)
+        norms = [similarity.norm_bound() for similarity in self.similarities]
+        rows = zip(self.similarities, norms, places, strict=True)
+        parts = [s.curvature_bound(y) + pull * norm.value.square() for s, norm, y in rows]
+        steepest = max(activation.lipschitz for activation in self.activations)
+        return combined(norms, steepest * torch.stack(parts).amax(0))
+
+
+class _KernelBranchesLinearization(Linearization):
+    """`J = D H`, `D = diag σ' ⪰ 0`, `H = diag(k''(t_i) c_ic_iᵀ/n_i) + Wᵀ∂hW` symmetric."""
+
+    structure = "symmetrizable"
+
+    def __init__(self, equation: KernelBranchesEquation, state: State) -> None:
+        self._similarities = equation.similarities
+        self._coupling = equation.coupling.linearize(equation.readout(state))
+        rows = zip(self._similarities, tensors_of(state), self._coupling.gradient(), strict=True)
+        self._parts = [InnerProductLinearization(*row) for row in rows]
+        pairs = zip(equation.activations, self._parts, strict=True)
+        self._slope = tuple(activation.derivative(part.gradient()) for activation, part in pairs)
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        return symmetrized(self._slope, self._product, self._pullback)
+
+    def jvp(self, tangent: State) -> State:
+        return map_state(torch.mul, self._slope, self._product(tangent))
+
+    def vjp(self, cotangent: State) -> State:
+        return self._product(map_state(torch.mul, self._slope, cotangent))
+
+    def pullback(self, cotangent: State) -> Gradients:
+        return self._pullback(map_state(torch.mul, self._slope, cotangent))
+
+    def _product(self, v: State) -> tuple[Tensor, ...]:
+        moves = self._coupling.product(_lift(self._similarities, v))
+        rows = zip(self._parts, tensors_of(v), moves, strict=True)
+        return tuple(part.respond(own, move) for part, own, move in rows)
+
+    def _pullback(self, slope_times_cotangent: State) -> Gradients:
+        lifted = _lift(self._similarities, slope_times_cotangent)
+        moves = self._coupling.product(lifted)
+        rows = zip(self._parts, tensors_of(slope_times_cotangent), moves, strict=True)
+        gradients = tuple(g for part, u, move in rows for g in part.pullback_with(u, move))
+        return gradients + self._coupling.pullback(lifted)
+
+
+def _lift(similarities: Sequence[InnerProductSimilarity], state: State) -> tuple[Tensor, ...]:
+    """`z_i = W_i y_i`."""
+    return tuple(s.lift(y) for s, y in zip(similarities, tensors_of(state), strict=True))
