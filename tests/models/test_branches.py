@@ -57,9 +57,23 @@ PUBLISHED = {
     "single-sum": (POptEqClassifier, {"fusion": "sum"}, 193, 193_306),
     "single-conv": (POptEqClassifier, {"fusion": "conv"}, 276, 276_250),
     "single-bias": (POptEqClassifier, {"bias": True}, 193.6, 193_626),
+    "single-sigmoid": (MOptEqClassifier, {"kernel": "sigmoid"}, 193, 193_306),
     "four-128": (MOptEqClassifier, four(128), 480, 482_634),
     "four-256": (MOptEqClassifier, four(256), 1900, 1_923_722),
     "six-320": (MOptEqClassifier, {"channels": 320, "hidden": GEQ8, "stem": (320,), **SIX}, 8100, 7_846_730),
+    "six-320-polynomial-100": (
+        MOptEqClassifier,
+        {
+            "classes": 100,
+            "channels": 320,
+            "hidden": GEQ8,
+            "stem": (320,),
+            "kernel": "polynomial",
+            **SIX,
+        },
+        8000,
+        7_875_620,
+    ),
     "six-320-deep-stem": (
         MOptEqClassifier,
         {"channels": 320, "hidden": GEQ8, "stem": (320,) * 3, **SIX},
@@ -146,6 +160,8 @@ MODELS = {
     "mopteq": (MOptEqClassifier, {"perturbation": 0.02}),
     "mopteq-gauss-seidel": (MOptEqClassifier, {"perturbation": 0.0, "sweep": "gauss-seidel"}),
     "mopteq-unrolled": (MOptEqClassifier, {"perturbation": 0.0, "gradient": Unrolled(6)}),
+    "mopteq-polynomial": (MOptEqClassifier, {"kernel": "polynomial", "perturbation": 0.02}),
+    "mopteq-sigmoid": (MOptEqClassifier, {"kernel": "sigmoid", "perturbation": 0.0, **AVERAGED}),
     "geq": (ParallelGEQClassifier, {"patch_hidden": 6, "gradient": Phantom(), **AVERAGED}),
     "kerdeq": (ParallelGEQClassifier, {"patch_hidden": 6, "gamma": 0.05, "fusion": "concat", "pool": 2}),
     "polynomial": (ParallelKernelClassifier, {"kernel": "polynomial"}),
@@ -198,6 +214,10 @@ def test_the_default_ceiling_makes_the_equilibrium_unique():
     assert 0.85**2 * (1 + 0.01 * 31) < 1 < 0.9**2 * (1 + 0.01 * 31)
     assert MOptEqClassifier().equilibria.map.uniqueness_checked
     assert not MOptEqClassifier(max_norm=0.9).equilibria.map.uniqueness_checked
+    assert 0.92**2 * (1 + 0.01 * 31 + 1) / 2 < 1 < 0.94**2 * (1 + 0.01 * 31 + 1) / 2
+    for kernel in ("polynomial", "sigmoid"):
+        assert MOptEqClassifier(kernel=kernel, max_norm=0.92).equilibria.map.uniqueness_checked
+        assert not MOptEqClassifier(kernel=kernel, max_norm=0.94).equilibria.map.uniqueness_checked
 
 
 BRANCHED = [p.name for p in presets() if "opteq.models.branches" in resolve_config(p.name).read_text()]
@@ -230,6 +250,8 @@ def test_bad_input_is_refused():
         POptEqClassifier(hidden=(), reductions=())
     with pytest.raises(ConfigError, match=r"of which there is one.*add a branch"):
         MOptEqClassifier(hidden=(4,), reductions=(1,))
+    with pytest.raises(ConfigError, match="linear, polynomial, sigmoid, got 'cubic'"):
+        MOptEqClassifier(kernel="cubic")
     with pytest.raises(ConfigError, match="`fusion` to be concat, sum, conv or average"):
         POptEqClassifier(fusion="max")
     with pytest.raises(ConfigError, match="positive channels, classes and pool"):

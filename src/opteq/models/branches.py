@@ -153,6 +153,10 @@ class MOptEqClassifier(BranchClassifier):
     The shapes are those of `POptEqClassifier`; the coupling `h` adds no parameters. A contraction needs
     `‖W_i‖² L_σ (1 + λ(C-1)) < 1`, which the default `max_norm` ensures for `λ = 0.01` and 32 channels.
 
+    With a polynomial or sigmoid `kernel` (Li et al. 2023, Table 5) the branches are kernel maps, see
+    `MOptEq`: `y_i = σ(k'(t_i) U_i g(x) + W_iᵀh_i(z))` with `z_i = W_i y_i`. There are as many parameters, and
+    with `ζ` for `max_norm` the condition is `½ζ² L_σ (1 + λ(C-1) + 1) < 1`.
+
     Args:
         in_channels: channels of the images.
         classes: number of classes.
@@ -160,16 +164,17 @@ class MOptEqClassifier(BranchClassifier):
         hidden: channels of `W_i z_i`, one number per branch.
         reductions: by what each branch's size is smaller than that of the features.
         coupling: heritage and diversity; `HeritageDiversity()`, which has `λ = 0.01`, unless given.
+        kernel: `"linear"`, `"polynomial"` or `"sigmoid"`.
         perturbation: size `ε` of the perturbations that strengthen the training, 0 for none.
         sweep: `"jacobi"` or `"gauss-seidel"`, see `MOptEq`.
         activation: name of an activation in `opteq.activations`.
         bias: whether the units have a bias.
-        max_norm: ceiling on every `‖W_i‖₂`, or None.
+        max_norm: ceiling on every `‖W_i‖₂`, or None; for kernel maps their `ζ`.
         stem, downsamplings, fusion, pool, dropout, solver, gradient: see `BranchClassifier`.
 
     Raises:
-        ConfigError: for a single branch, if `hidden` and `reductions` differ in length, or numbers are
-            out of range.
+        ConfigError: for a single branch, an unknown kernel, if `hidden` and `reductions` differ in length,
+            or numbers are out of range.
     """
 
     def __init__(
@@ -180,6 +185,7 @@ class MOptEqClassifier(BranchClassifier):
         hidden: Sequence[int] = (64, 128, 128),
         reductions: Sequence[int] = (1, 1, 1),
         coupling: HeritageDiversity | None = None,
+        kernel: str = "linear",
         perturbation: float = 0.1,
         sweep: str = "jacobi",
         activation: str = "relu",
@@ -193,7 +199,10 @@ class MOptEqClassifier(BranchClassifier):
         solver: Solver | None = None,
         gradient: GradientMethod | None = None,
     ) -> None:
-        units = _units(channels, hidden, reductions, activation, bias, max_norm)
+        if kernel == "linear":
+            units = _units(channels, hidden, reductions, activation, bias, max_norm)
+        else:
+            units = _kernel_units(channels, hidden, reductions, kernel, activation, bias, max_norm)
         coupling = HeritageDiversity() if coupling is None else coupling
         super().__init__(
             MOptEq(units, coupling, sweep, perturbation),
@@ -368,6 +377,28 @@ def _units(
     return [
         OptEqUnit(
             Conv2d(channels, n, 3), _injection(channels, n, reduction), activation, bias, max_norm=max_norm
+        )
+        for n, reduction in _branches(hidden, reductions)
+    ]
+
+
+def _kernel_units(
+    channels: int,
+    hidden: Sequence[int],
+    reductions: Sequence[int],
+    kernel: str,
+    activation: str,
+    bias: bool,
+    max_norm: float | None,
+) -> list[KernelMap]:
+    return [
+        KernelMap(
+            Conv2d(n, channels, 3),
+            _injection(channels, n, reduction),
+            kernel,
+            activation=activation,
+            bias=bias,
+            max_norm=max_norm,
         )
         for n, reduction in _branches(hidden, reductions)
     ]
