@@ -207,8 +207,8 @@ class Limit(Contender):
     """The bare operators, without anything between them, for as many evaluations as ours makes.
 
     Forward: `U x` and the operators of `T(0)`, then `W` and `Wᵀ` (and the Gram matrix of kernel maps) per
-    evaluation. Backward: the same per Jacobian product, then the gradients. Nothing depends on what came before, so values neither
-    grow nor vanish.
+    evaluation. Backward: the same per Jacobian product, then the gradients. Nothing depends on what came
+    before, so values neither grow nor vanish.
     """
 
     name = LIMIT

@@ -30,4 +30,4 @@ def keep_freed_memory() -> bool:
     if sys.platform != "linux":
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    return mallopt is not None and all([mallopt(*setting) == 1 for setting in _SETTINGS])
+    return mallopt is not None and all(mallopt(*setting) == 1 for setting in _SETTINGS)
