@@ -182,8 +182,8 @@ class _OptEqLinearization(Linearization):
     def __init__(self, equation: OptEqEquation, state: Tensor) -> None:
         self._equation, self._state = equation, state
         preactivation = equation.preactivation(state)
-        self.hidden = equation.activation(preactivation)
         self._slope = equation.activation.derivative(preactivation)
+        self.hidden = equation.activation.overwrite(preactivation)
 
     @property
     def symmetric(self) -> SymmetricForm | None:
