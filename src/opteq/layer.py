@@ -16,7 +16,7 @@ from opteq.errors import ConfigError, ConvergenceError, NonFiniteError, ShapeErr
 from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, attach
 from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
-from opteq.results import Solution, SolveInfo, State, Trace, tensors_of
+from opteq.results import Solution, SolveInfo, State, Trace, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import Solver, find_fixed_point, row_norms
 from opteq.solvers.space import Space
@@ -109,14 +109,20 @@ class EquilibriumLayer(nn.Module):
             assert isinstance(self.gradient, AdjointMethod)
             assert self.solver is not None
             detached = equation.detach()
-            start, first = detached.initial(), detached.first_iterate()
-            _check_autocast(self.solver, tensors_of(first)[0])
+            _check_autocast(self.solver, detached.tensors[0].device)
+            # Of the attached equation, which may have it at hand; no names, so that the solve can drop them.
             if self.solver.needs_gradient_map:
                 function, scale = detached.gradient_map()
-                found = find_fixed_point(function, first, self.solver, scale, detached.batch_coupled)
+                found = find_fixed_point(
+                    function, _first_iterate(equation), self.solver, scale, detached.batch_coupled
+                )
             else:
                 found = find_fixed_point(
-                    detached, start, self.solver, joint=detached.batch_coupled, first=first
+                    detached,
+                    detached.initial(),
+                    self.solver,
+                    joint=detached.batch_coupled,
+                    first=_first_iterate(equation),
                 )
             info = found.info
             self._report("forward", info)
@@ -251,11 +257,15 @@ def _check_input(x: State, dtype: torch.dtype | None) -> None:
             )
 
 
-def _check_autocast(solver: Solver, state: Tensor) -> None:
-    device = state.device.type
-    if not torch.is_autocast_enabled(device):
+@torch.no_grad()
+def _first_iterate(equation: Equation) -> State:
+    return map_state(Tensor.detach, equation.first_iterate())
+
+
+def _check_autocast(solver: Solver, device: torch.device) -> None:
+    if not torch.is_autocast_enabled(device.type):
         return
-    dtype = torch.get_autocast_dtype(device)
+    dtype = torch.get_autocast_dtype(device.type)
     floor = torch.finfo(dtype).eps
     if solver.tol < floor:
         raise ConfigError(

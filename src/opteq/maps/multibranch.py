@@ -218,10 +218,6 @@ class MultiBranchEquation(Equation):
             start=None,
         )
 
-    def detach(self) -> Self:
-        start = None if self.start is None else tuple(z.detach() for z in self.start)
-        return replace(super().detach(), start=start)
-
     def initial(self) -> tuple[Tensor, ...]:
         return self.branches.initial()
 

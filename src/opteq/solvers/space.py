@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opteq.results import State, like, tensors_of
+from opteq.results import State, tensors_of
 
 
 class Space:
@@ -20,7 +20,8 @@ class Space:
     """
 
     def __init__(self, example: State, joint: bool = False) -> None:
-        self._example, self._joint = example, joint
+        self._single, self._joint = isinstance(example, Tensor), joint
+        self._batch = len(tensors_of(example)[0])
         self._layouts = [_Layout(t) for t in tensors_of(example)]
 
     def flatten(self, state: State) -> Tensor:
@@ -32,10 +33,10 @@ class Space:
     def restore(self, flat: Tensor) -> State:
         """The state of a `(batch, n)` matrix; the inverse of `flatten`."""
         if self._joint:
-            flat = flat.reshape(len(tensors_of(self._example)[0]), -1)
+            flat = flat.reshape(self._batch, -1)
         parts = flat.split([layout.size for layout in self._layouts], dim=1)
         tensors = tuple(layout.restore(p) for layout, p in zip(self._layouts, parts, strict=True))
-        return like(self._example, tensors)
+        return tensors[0] if self._single else tensors
 
 
 class _Layout:
