@@ -122,7 +122,7 @@ class Equation(ABC):
 
     @abstractmethod
     def energy(self, state: State) -> Tensor:
-        """`(batch,)` hidden objective; its minimisers are the equilibria."""
+        """`(batch,)` hidden objective, stationary at equilibria; see `opteq.theory.minimisers` for more."""
 
     @abstractmethod
     def contraction(self, state: State | None = None) -> Certificate:

@@ -10,6 +10,7 @@ from opteq import (
     GaussianMap,
     Nesterov,
     OptEqUnit,
+    Parallel,
     Patches,
     Unrolled,
 )
@@ -128,4 +129,30 @@ def test_no_bound_where_nothing_contracts():
     unit.norm_checked = True
     certificate = certify(EquilibriumLayer(unit, on_unconverged="count"), torch.randn(5, 3))
     assert (certificate.contraction.value > 1).all()
+    assert torch.isinf(certificate.distance.value).all()
+
+
+@pytest.mark.spec("R5.1", "R6.6")
+def test_branches_are_certified_where_each_of_them_is():
+    torch.manual_seed(0)
+    steep = GaussianMap(Dense(7, 9), Dense(5, 9), gamma=0.5, max_norm=1.4)
+    unit = OptEqUnit(Dense(7, 9), Dense(5, 9), max_norm=0.95)
+    for branch in (steep, unit):
+        branch.W.weight.data *= 10
+    layer = EquilibriumLayer(Parallel([steep, unit]), Anderson(tol=1e-2, max_steps=300))
+    certificate = certify(layer, torch.randn(6, 5))
+    # No contraction as a whole, since the first branch is none.
+    assert (certificate.contraction.value > 1.9).all()
+    distance = certificate.distance_to_reference.value
+    assert (distance > 1e-6).any()
+    assert (distance <= certificate.distance.value).all()
+    assert torch.isfinite(certificate.distance.value).all()
+
+
+def test_an_exact_fixed_point_of_an_expansive_map_has_no_bound():
+    unit = OptEqUnit(Dense(4, 4), Dense(3, 4), bias=False, max_norm=None)
+    unit.W.weight.data = 3 * torch.eye(4)
+    unit.norm_checked = True
+    certificate = certify(EquilibriumLayer(unit), torch.zeros(2, 3))
+    assert (certificate.residual == 0).all()
     assert torch.isinf(certificate.distance.value).all()

@@ -7,14 +7,18 @@ from torch import nn
 from opteq import (
     Anderson,
     AveragePool,
+    Compose,
     Conv2d,
     DeepOptEq,
     Dense,
     EquilibriumLayer,
     GaussianMap,
+    HeritageDiversity,
     KernelMap,
+    MOptEq,
     MoreauSkip,
     OptEqUnit,
+    Parallel,
     Patches,
     Picard,
 )
@@ -100,6 +104,118 @@ def test_the_bound_of_an_optequnit_is_attained():
     z = solved(unit)(x)
     ratio = (z[1] - z[0]).norm() / 0.1
     torch.testing.assert_close(ratio, equilibrium_lipschitz(unit, x).value, rtol=1e-6, atol=0)
+
+
+def dense_units(count, activation="relu", mu=1.0):
+    units = [
+        OptEqUnit(Dense(3, n), Dense(2, n), activation, mu=mu, max_norm=0.7) for n in range(4, 4 + count)
+    ]
+    for unit in units:
+        unit.W.weight.data *= 10
+    return units
+
+
+def coupled(count=2, sweep="jacobi", activation="relu", mu=1.0, **coupling):
+    return MOptEq(dense_units(count, activation, mu), HeritageDiversity(**coupling), sweep), (2,)
+
+
+def pyramid():
+    halved = Compose(AveragePool(2, 2), Conv2d(2, 3))
+    units = [OptEqUnit(Conv2d(2, 3), U, max_norm=0.7) for U in (Conv2d(2, 3), halved)]
+    for unit in units:
+        unit.W.weight.data *= 10
+    return MOptEq(units, HeritageDiversity(0.3, tau=0.05)), (2, 4, 6)
+
+
+def mixed():
+    gaussian = GaussianMap(Dense(4, 6), Dense(2, 6), gamma=0.7, max_norm=1.3)
+    gaussian.W.weight.data *= 10
+    return Parallel([*dense_units(1), gaussian]), (2,)
+
+
+BRANCHES = {
+    "heritage": (lambda: coupled(diversity=False), 0.2),
+    "narrow": (lambda: coupled(weight=0.3, tau=0.03), 0.03),
+    "wide": (lambda: coupled(3, activation="tanh", mu=1.3, weight=0.3, tau=0.5), 0.05),
+    "diversity": (lambda: coupled(weight=0.4, tau=0.3, heritage=False), 0.1),
+    "sweep": (lambda: coupled(sweep="gauss-seidel", weight=0.3, tau=0.1), 0.03),
+    "pyramid": (pyramid, 0.05),
+    "uncoupled": (lambda: (MOptEq(dense_units(2), None), (2,)), 0.2),
+    "mixed": (mixed, 0.1),
+}
+
+
+@pytest.mark.spec("R5.1", "R5.5")
+@pytest.mark.parametrize(("make", "share"), BRANCHES.values(), ids=BRANCHES)
+def test_no_pair_of_inputs_beats_the_bound_of_branches(make, share):
+    torch.manual_seed(0)
+    branches, shape = make()
+    # Undamped iterations overshoot where D_τ is narrow.
+    solver = Anderson(1e-8, 500, damping=0.3)
+    layer = EquilibriumLayer(branches.double(), solver, on_unconverged="raise")
+    bound = equilibrium_lipschitz(branches, torch.zeros(1, *shape, dtype=torch.float64)).value
+
+    def joined(x):
+        return torch.cat([z.flatten(1) for z in layer(x)], 1)
+
+    found = steepest_ratio(joined, shape, 0.5)
+    assert share * bound < found <= bound
+
+
+@pytest.mark.spec("R5.1", "R5.5")
+@pytest.mark.parametrize("coupling", [HeritageDiversity(diversity=False), None], ids=repr)
+def test_the_bound_of_equal_branches_is_attained(coupling):
+    # The inner product of the branches' equal states adds its gain of 1 to the pull of each.
+    units = [OptEqUnit(Dense(1, 1), Dense(1, 1), mu=1.5) for _ in range(3)]
+    for unit in units:
+        unit.W.weight.data.fill_(0.9)
+        unit.injection.operator.weight.data.fill_(2.0)
+    branches = MOptEq(units, coupling)
+    x = torch.tensor([[1.0], [1.1]], dtype=torch.float64)
+    z = torch.cat(solved(branches)(x), 1)
+    slope = (z[1] - z[0]).norm() / 0.1
+    torch.testing.assert_close(equilibrium_lipschitz(branches, x).value, slope, rtol=1e-8, atol=0)
+
+
+@pytest.mark.spec("R5.5")
+def test_the_bound_of_coupled_branches_in_closed_form():
+    torch.manual_seed(0)
+    branches, _ = coupled(activation="sigmoid", mu=0.6, weight=0.3)
+    x = torch.zeros(1, 2, dtype=torch.float64)
+    bound = equilibrium_lipschitz(branches.double(), x).value.item()
+    # L_σ = ¼, ‖W‖ = 0.7, C = 3.
+    r = 0.25 * 0.7**2 / 0.6
+    q = r * (1 + 0.3 * 2)
+    U = torch.cat([unit.injection.operator.weight for unit in branches.units])
+    norms = [torch.linalg.matrix_norm(part, 2).item() for part in U.split([4, 5])]
+    p = math.sqrt(0.25 / 0.6) * math.hypot(*norms)
+    held = math.sqrt(r) * p / (1 - q)
+    assert bound == pytest.approx(held * (1 + 2 * r * 0.3 * 2 / (1 - q)), rel=1e-9)
+    # A width that does not move, or none, adds nothing.
+    branches.coupling = HeritageDiversity(0.0)
+    assert equilibrium_lipschitz(branches, x).value.item() == pytest.approx(
+        math.sqrt(r) * p / (1 - r), rel=1e-9
+    )
+
+
+@pytest.mark.spec("R5.4", "R5.5")
+def test_no_bound_for_coupled_branches_that_jump_or_pull_too_hard():
+    x = torch.zeros(1, 2)
+    branches, _ = coupled()
+    branches.perturbation = 0.1
+    with pytest.raises(ConfigError, match=r"signs, which jump.*eval\(\)"):
+        equilibrium_lipschitz(branches, x)
+    assert equilibrium_lipschitz(branches.eval(), x).value > 0
+    branches.perturb_at_inference = True
+    with pytest.raises(ConfigError, match="perturb_at_inference"):
+        equilibrium_lipschitz(branches, x)
+    with pytest.warns(RuntimeWarning, match="no fixed point"):
+        hard, _ = coupled(tau=0.0)
+    with pytest.raises(ConfigError, match="give the coupling a `tau`"):
+        equilibrium_lipschitz(hard, x)
+    steep, _ = coupled(weight=1.0)
+    with pytest.warns(RuntimeWarning, match="not below 1"), pytest.raises(ConfigError, match="max_norm"):
+        equilibrium_lipschitz(steep, x)
 
 
 def gaussian_dense():

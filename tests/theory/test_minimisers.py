@@ -7,17 +7,23 @@ from opteq import (
     Dense,
     EquilibriumLayer,
     GaussianMap,
+    HeritageDiversity,
     KernelMap,
+    MOptEq,
     Nesterov,
     OptEqUnit,
+    Parallel,
     Picard,
     PolynomialKernel,
     SimilarityMap,
 )
 from opteq.errors import ConfigError
+from opteq.maps.regularised import Regularised
+from opteq.objectives.regularisers import AbsoluteNorm, Incay
 from opteq.theory.minimisers import equilibrium_kind
 from tests.conformance.instances import Student, seeded
 from tests.conformance.reference import jacobian, random
+from tests.maps.branches import branch_units, ring_objective
 
 
 def steep(build, gain: float = 10.0):
@@ -125,3 +131,79 @@ def test_maps_without_an_objective_say_so():
     deep = DeepOptEq([OptEqUnit(Dense(4, n), Dense(3, n)) for n in (3, 4, 5)]).double()
     with pytest.raises(ConfigError, match="fixed points, of which no objective is known"):
         equilibrium_kind(EquilibriumLayer(deep), random(2, 3))
+
+
+@pytest.mark.parametrize("mu", [1.0, 1.4])
+@pytest.mark.spec("R5.3", "R5.5")
+def test_the_kind_of_coupled_branches_is_that_of_their_objective(mu):
+    units = branch_units((4, 2), 3, (3, 4), "tanh")
+    units[1].mu = mu
+    module, x = MOptEq(units, HeritageDiversity(0.2, tau=0.02)), 2 * random(2, 3, 4, 4)
+    layer = EquilibriumLayer(module, Anderson(tol=1e-12, max_steps=500))
+    kind = equilibrium_kind(layer, x)
+    # q = .8² · 1.4 for the unit with μ = 1.
+    torch.testing.assert_close(kind.everywhere.value, torch.full((2,), 0.896).double(), rtol=1e-6, atol=0)
+    assert kind.minimiser.all()
+
+    equation = module.bind(x).detach()
+    scale = torch.cat([torch.full((3 * 16,), 1.0), torch.full((4 * 4,), mu)]).double().sqrt()
+    for sample in range(2):
+
+        def coupling(v, sample=sample):
+            """What couples the branches, as a function of the `y_i/√μ_i`."""
+            parts = (scale * v).split([48, 16])
+            z = [
+                unit.pool(y.view(1, *unit.injection.shape[1:]))
+                for unit, y in zip(equation.units, parts, strict=True)
+            ]
+            return 0.5 * ring_objective(z, 0.2, equation.coupling.width[sample : sample + 1]).sum()
+
+        h = equation.coupling.gradient(layer(x))
+        y = [unit.activation(unit.preactivation(a)) for unit, a in zip(equation.units, h, strict=True)]
+        v = torch.cat([t[sample].flatten() for t in y]).detach() / scale
+        hessian = -torch.autograd.functional.hessian(coupling, v)
+        largest = torch.linalg.eigvalsh(hessian)[-1]
+        torch.testing.assert_close(kind.here.value[sample], largest, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.spec("R5.5")
+def test_coupled_branches_beyond_the_condition_are_not_certified():
+    units = branch_units((4, 4), 3, (6, 6), max_norm=0.95)
+    with pytest.warns(RuntimeWarning, match="not below 1"):
+        kind = equilibrium_kind(
+            EquilibriumLayer(MOptEq(units, HeritageDiversity(0.3)), Anderson(max_steps=300)),
+            random(2, 3, 4, 4),
+        )
+    assert not kind.minimiser.any()
+    with pytest.warns(RuntimeWarning, match="no fixed point"):
+        hard = MOptEq(branch_units((4, 4), 3, (3, 3)), HeritageDiversity(tau=0.0))
+    with pytest.raises(ConfigError, match="no objective is known"):
+        equilibrium_kind(EquilibriumLayer(hard, on_unconverged="count"), random(2, 3, 4, 4))
+
+
+@pytest.mark.spec("R5.1")
+def test_independent_branches_are_minimisers_if_all_of_them_are():
+    certified = [CERTIFIED["gaussian"](), CERTIFIED["sigmoid"]()]
+    x = random(5, 3)
+    layer = EquilibriumLayer(Parallel(certified), Anderson(tol=1e-10))
+    kind = equilibrium_kind(layer, x)
+    assert kind.minimiser.all()
+    apart = [equilibrium_kind(EquilibriumLayer(m, Anderson(tol=1e-10)), x) for m in certified]
+    expected = torch.maximum(*(part.here.value for part in apart))
+    torch.testing.assert_close(kind.here.value, expected, rtol=1e-6, atol=1e-8)
+    own = seeded(lambda: SimilarityMap(Student(), Dense(3, 5), 4))
+    kind = equilibrium_kind(EquilibriumLayer(Parallel([certified[0], own])), x)
+    assert not kind.minimiser.any()
+    assert kind.local_minimiser.all()
+
+
+@pytest.mark.spec("R2.4", "R4.2")
+def test_chains_of_two_are_minimisers_of_their_objective():
+    x = random(4, 3)
+    units = [steep(lambda n=n: OptEqUnit(Dense(4, n), Dense(3, n))) for n in (5, 6)]
+    assert equilibrium_kind(EquilibriumLayer(DeepOptEq(units).double()), x).minimiser.all()
+    convex = Regularised(units[0], AbsoluteNorm(), 0.1, "prox")
+    assert equilibrium_kind(EquilibriumLayer(convex), x).minimiser.all()
+    # Feature incay is not convex: nothing is certified.
+    incay = Regularised(units[0], Incay(), 0.1)
+    assert not equilibrium_kind(EquilibriumLayer(incay), x).minimiser.any()

@@ -161,8 +161,13 @@ class MOptEq(EquilibriumMap):
         """The ceiling of all units at which `q` is 1."""
         return 1 / math.sqrt(self._strength([1.0] * len(self.units)))
 
+    @property
+    def perturbing(self) -> bool:
+        """Whether `x` is perturbed in the present mode."""
+        return self.perturbation > 0 and (self.training or self.perturb_at_inference)
+
     def _bind_units(self, x: State) -> tuple[OptEqEquation | SimilarityEquation, ...]:
-        if not self.perturbation or not (self.training or self.perturb_at_inference):
+        if not self.perturbing:
             return tuple(unit.bind(x) for unit in self.units)
         bound: list[OptEqEquation | SimilarityEquation] = []
         seen = x
@@ -204,6 +209,11 @@ class MultiBranchEquation(Equation):
     coupling: Coupling
     sequential: bool = False
     start: tuple[Tensor, ...] | None = None
+
+    @property
+    def units(self) -> tuple[OptEqEquation, ...]:
+        """The equations of the units."""
+        return self.branches.branches  # type: ignore[return-value]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:

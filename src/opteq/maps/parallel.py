@@ -18,8 +18,9 @@ from opteq.results import Certificate, State, combined, tensors_of
 class Parallel(EquilibriumMap):
     """`z_i = T_i(z_i; x)`, independent branches on one input (POptEq, Li et al. 2022, Eq. 10).
 
-    The equilibria minimise the sum of the branches' hidden objectives (Eq. 11). Branches may have
-    different sizes: a branch at half the resolution has
+    The equilibria of OptEq units minimise the sum of the branches' hidden objectives (Eq. 11); those of
+    other maps are stationary for it if each is for its own. Branches may have different sizes: a branch at
+    half the resolution has
     `U = Compose(AveragePool(channels, 2), Conv2d(...))`.
 
     State and readout: a tuple with one tensor per branch.

@@ -11,9 +11,10 @@ from opteq.equation import Equation
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
 from opteq.maps.multibranch import MultiBranchEquation
+from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
 from opteq.operators.base import sharp_norms
-from opteq.results import Certificate, State, map_state
+from opteq.results import Certificate, State, combined, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import row_norms, solve_fixed_point
 from opteq.solvers.space import Space
@@ -82,7 +83,10 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
             distance = equation.distance_bound(z)
         else:
             factor = distance_factor(equation)
-            distance = replace(factor, value=change * factor.value)
+            # Not 0 · ∞: an exact fixed point need not be the only one.
+            distance = replace(
+                factor, value=torch.where(torch.isinf(factor.value), torch.inf, change * factor.value)
+            )
     objective = at_reference = None
     if equation.has_energy:
         objective = equation.energy(z)
@@ -105,8 +109,12 @@ def distance_factor(equation: Equation) -> Certificate:
     `1 / (1 - L)` where `T` contracts with constant `L`. A similarity with `∇²S ⪯ h I` and `‖∇²S‖ ≤ s` makes
     `G = f + ½‖·‖² - S` strongly convex with modulus `m = 1 - h`. The image `p = T(y)` has the
     subgradient `(∇S(y) - ∇S(p))`, no longer than `s‖y - p‖`, hence `‖p - y*‖ ≤ (s/m)‖y - p‖` and
-    `κ = 1 + s/m`. For the Gaussian `h = 2e^{-3/2}s`, and `κ` stays finite up to `s = 2.24`.
+    `κ = 1 + s/m`. For the Gaussian `h = 2e^{-3/2}s`, and `κ` stays finite up to `s = 2.24`. Independent
+    branches have the largest of their factors.
     """
+    if isinstance(equation, ParallelEquation):
+        parts = [distance_factor(branch) for branch in equation.branches]
+        return combined(parts, torch.stack([part.value for part in parts]).amax(0))
     contraction = equation.contraction()
     value = torch.where(contraction.value < 1, 1 / (1 - contraction.value), torch.inf)
     if isinstance(equation, SimilarityEquation):

@@ -15,7 +15,9 @@ from opteq.maps.base import EquilibriumMap, state_shape
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import ADAPTIVE_NUMERATOR, GaussianMap
 from opteq.maps.kernel import KernelMap
+from opteq.maps.multibranch import MOptEq, MultiBranchEquation
 from opteq.maps.optequnit import OptEqEquation, OptEqUnit
+from opteq.maps.parallel import Parallel
 from opteq.objectives.gaussian import GaussianSimilarity
 from opteq.objectives.inner_product import LinearKernel
 from opteq.objectives.patches import WholeSample
@@ -48,35 +50,60 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: Tensor) -> Certificate:
       number of patches, times as much. `γ = 0.2/M` has `‖dγ‖ ≤ 0.4M^{-3/2}‖W_h‖‖dc‖`, and the forces
       `e^{-γd}G r` change with `γ` at most by `d^{3/2}e^{-γd}‖W_h‖ ≤ (3/2eγ)^{3/2}‖W_h‖`: `γ` cancels;
     - for a linear `KernelMap`, `‖U‖ · L_σ / (1 - L_σs²)`, by the same argument as for `OptEqUnit`;
-    - for `DeepOptEq`, whose map has constants `a` in `x` and `q` in `z`, `a / (1 - q)`.
+    - for `DeepOptEq`, whose map has constants `a` in `x` and `q` in `z`, `a / (1 - q)`;
+    - for `Parallel`, the root of the sum of the squares of the branches' constants: all of them read `x`;
+    - for `MOptEq`, with `r = max_i L_σ‖W_i‖²/μ_i`, `g = 1 + λ(C-1)` and `q = rg < 1`,
+
+          √r p (1 + 2rλ(C-1)/(1 - q)) / (1 - q),     p² = Σ_i L_σ‖U_i‖²/μ_i.
+
+      With `B = diag(μ_i^{-½}D_i^½W_i)`, `‖B‖² ≤ r`, and the width `t` of `D_τ` held, `dz = Bᵀv` with
+      `(I - B ∂h Bᵀ)v = diag(μ_i^{-½}D_i^½) dc`. There `B ∂h Bᵀ ⪯ gBBᵀ ⪯ qI`, whence `√r p / (1 - q)`:
+      attained by equal branches with heritage alone, all units active. But `t = τ·mean ‖z⁰_i‖²`,
+      `z⁰ = T(0)`, moves with `x`, and `h` with it, at most by `λ(C-1)‖z‖·|dt|/t`, because of `|N_kl| ≤ t`
+      where it does. With `|dt|/t ≤ 2‖dz⁰‖/‖z⁰‖`, `‖dz⁰‖ ≤ √r p‖dx‖` and `‖z‖ ≤ ‖z⁰‖/(1 - q)`, which is
+      `distance_bound` of the equation at 0, both `t` and `τ` cancel. What is left enters as `dc` does,
+      behind a `B`.
 
     Args:
-        map: an `OptEqUnit`, a `DeepOptEq`, a `GaussianMap` or a linear `KernelMap`.
+        map: an `OptEqUnit`, a `DeepOptEq`, a `GaussianMap`, a linear `KernelMap`, a `Parallel` of such, or an
+            `MOptEq`.
         x: a batch of inputs; only its shape matters.
 
     Raises:
-        ConfigError: for other maps, norms too large for a bound, or a `U` without a known Lipschitz
-            constant.
+        ConfigError: for other maps, norms too large for a bound, a `U` without a known Lipschitz constant, or
+            an `MOptEq` that jumps, with perturbations in force or branches coupled by the hard sign.
     """
     with sharp_norms(map):
-        match map:
-            case OptEqUnit():
-                push, pull = _unit_rates(map, x)
-            case DeepOptEq():
-                push, pull = _deep_rates(map, x)
-            case GaussianMap():
-                push, pull = _gaussian_rates(map, x)
-            case KernelMap(kernel=LinearKernel()):
-                push = map.activation.lipschitz * _bound(map.injection.operator, x)
-                pull = map.bind(x).contraction().value.max().item()
-            case _:
-                raise ConfigError(f"No Lipschitz bound is known for {type(map).__name__}.")
+        value = torch.tensor(_equilibrium_bound(map, x), dtype=torch.float64)
+    return Certificate(value, "bound", ("Inputs are shaped like `x`.",))
+
+
+def _equilibrium_bound(map: EquilibriumMap, x: Tensor) -> float:
+    match map:
+        case Parallel():
+            return math.hypot(*(_equilibrium_bound(branch, x) for branch in map.maps))
+        case MOptEq():
+            return _coupled_bound(map, x)
+        case OptEqUnit():
+            push, pull = _unit_rates(map, x)
+        case DeepOptEq():
+            push, pull = _deep_rates(map, x)
+        case GaussianMap():
+            push, pull = _gaussian_rates(map, x)
+        case KernelMap(kernel=LinearKernel()):
+            push = map.activation.lipschitz * _bound(map.injection.operator, x)
+            pull = map.bind(x).contraction().value.max().item()
+        case _:
+            raise ConfigError(f"No Lipschitz bound is known for {type(map).__name__}.")
+    return push / _room(pull)
+
+
+def _room(pull: float) -> float:
     if pull >= 1:
         raise ConfigError(
             "No Lipschitz bound holds for weights this large; keep ‖W‖ smaller with `max_norm`."
         )
-    value = torch.tensor(push / (1 - pull), dtype=torch.float64)
-    return Certificate(value, "bound", ("Inputs are shaped like `x`.",))
+    return 1 - pull
 
 
 def _unit_rates(unit: OptEqUnit, x: Tensor) -> tuple[float, float]:
@@ -86,6 +113,31 @@ def _unit_rates(unit: OptEqUnit, x: Tensor) -> tuple[float, float]:
     s = equation.operator.norm_bound(shape, equation.weights).item()
     steepness = equation.activation.lipschitz * s / equation.mu
     return steepness * _bound(unit.injection.operator, x), steepness * s
+
+
+def _coupled_bound(map: MOptEq, x: Tensor) -> float:
+    if map.perturbing:
+        raise ConfigError(
+            "Perturbations follow signs, which jump: no Lipschitz bound holds; call eval() first, and leave"
+            " out `perturb_at_inference`."
+        )
+    if map.coupling is None:
+        return _equilibrium_bound(Parallel(map.units), x)
+    if map.coupling.hard:
+        raise ConfigError("With tau=0 the map jumps: no Lipschitz bound holds; give the coupling a `tau`.")
+    equation = map.bind(x)
+    assert isinstance(equation, MultiBranchEquation)
+    pull = equation.branches.contraction().value.max().item()
+    room = _room(equation.uniqueness().value.max().item())
+    push = math.hypot(
+        *(
+            math.sqrt(unit.activation.lipschitz / unit.mu) * _bound(unit.injection.operator, x)
+            for unit in map.units
+        )
+    )
+    # What the width adds: nothing without a D_τ.
+    drift = pull * (equation.coupling.gain - map.coupling.heritage) if equation.coupling.tensors else 0.0
+    return math.sqrt(pull) * push * (1 + 2 * drift / room) / room
 
 
 def _deep_rates(deep: DeepOptEq, x: Tensor) -> tuple[float, float]:
@@ -220,7 +272,7 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
         case nn.LeakyReLU(negative_slope=slope) | nn.ELU(alpha=slope) if 0 <= slope <= 1:
             return 1.0
         case _:
-            raise ConfigError(f"No Lipschitz constant is known for {stage}.")
+            raise ConfigError(f"No Lipschitz constant is known for {type(stage).__name__}.")
 
 
 def _averaging_norm(pool: nn.Module, x: Tensor) -> float:

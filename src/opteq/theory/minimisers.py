@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,11 +12,16 @@ from torch import Tensor
 from opteq.equation import Equation
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
+from opteq.maps.chain import ChainEquation
+from opteq.maps.multibranch import MultiBranchEquation
+from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.gaussian import GaussianSimilarity
 from opteq.objectives.similarity import Similarity
+from opteq.operators.base import sharp_norms
 from opteq.operators.lanczos import extreme_ritz_values
-from opteq.results import Certificate, State, map_state
+from opteq.results import Certificate, State, combined, map_state, tensors_of
+from opteq.solvers.space import Space
 from opteq.theory.lipschitz import CONCAVITY
 
 _LANCZOS_STEPS = 50
@@ -59,27 +65,45 @@ class EquilibriumKind:
 def equilibrium_kind(layer: EquilibriumLayer, x: State) -> EquilibriumKind:
     """Say what the equilibria that a layer finds are for its hidden objective.
 
-    An equilibrium of a kernel map is stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)`, `f` convex. Where
-    `I - ∇²S ⪰ 0` everywhere `G` is convex and the equilibrium minimises it; where `I - ∇²S ≻ 0` at the
-    equilibrium alone, it is a local minimiser. For maps that are gradients, as an `OptEqUnit`, `Q` with
-    `∇²Q = I - J` takes the place of `G` and `J` that of `∇²S`.
-
     Args:
-        layer: of a kernel map, or of one that is a gradient.
+        layer: of a map for which `kind_at` knows.
         x: a batch of inputs.
 
     Raises:
-        ConfigError: for maps that are neither, about whose equilibria nothing is known but that they are
-            fixed points.
+        ConfigError: as `kind_at` does.
     """
-    equation = layer.bind(x)
-    state = map_state(Tensor.double, layer.solve(x).value)
+    equation, state = layer.bind(x), layer.solve(x).value
     equation = equation.with_tensors(tuple(t.detach().double() for t in equation.tensors))
-    everywhere, product = _curvature(equation, state)
-    assert isinstance(state, Tensor)
-    largest = extreme_ritz_values(product, state, _LANCZOS_STEPS)[1]
+    with sharp_norms(layer.map):
+        return kind_at(equation, map_state(Tensor.double, state))
+
+
+@torch.no_grad()
+def kind_at(equation: Equation, state: State) -> EquilibriumKind:
+    """What an equilibrium of `equation` is for the hidden objective.
+
+    - An equilibrium of a kernel map is stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)`, `f` convex. Where
+      `I - ∇²S ⪰ 0` everywhere `G` is convex and the equilibrium minimises it; where `I - ∇²S ≻ 0` at the
+      equilibrium alone, it is a local minimiser.
+    - For maps that are gradients, as an `OptEqUnit`, `Q` with `∇²Q = I - J` takes the place of `G` and `J`
+      that of `∇²S`.
+    - Chains of two have the objective `E_1 + F_2` of `ChainEquation`, which is convex if both of their
+      Jacobians are at most 1: the larger counts. So it does for independent branches, whose objectives add.
+    - Coupled branches have the `G` of `MOptEq`. In the variables `y_i/√(μ_iL_σ)` its convex rest has a
+      modulus of at least 1, and the coupling takes the place of `-S`: `∇²S` is `B ∂h Bᵀ` with the
+      `B = diag(√(L_σ/μ_i) W_i)`, and everywhere at most `q`.
+
+    Args:
+        equation: in float64.
+        state: an equilibrium of it.
+
+    Raises:
+        ConfigError: for other maps, about whose equilibria nothing is known but that they are fixed points,
+            and for branches coupled by the hard sign, which need not have any.
+    """
+    everywhere, here = _curvatures(equation, state)
     settled = f"{_LANCZOS_STEPS} steps of Lanczos' method settle."
-    return EquilibriumKind(everywhere, Certificate(largest, "estimate", (settled,)))
+    return EquilibriumKind(everywhere, Certificate(here, "estimate", (settled,)))
 
 
 def largest_curvature(similarity: Similarity) -> Certificate:
@@ -94,12 +118,51 @@ def largest_curvature(similarity: Similarity) -> Certificate:
     return bound
 
 
-def _curvature(equation: Equation, state: State) -> tuple[Certificate, Callable[[Tensor], Tensor]]:
-    if isinstance(equation, SimilarityEquation) and isinstance(state, Tensor):
-        return largest_curvature(equation.similarity), equation.similarity.linearize(state).product
-    if equation.conservative and isinstance(state, Tensor):
-        return equation.contraction(), equation.linearize(state).jvp  # type: ignore[return-value]
+def _curvatures(equation: Equation, state: State) -> tuple[Certificate, Tensor]:
+    """The largest eigenvalue of what stands in the place of `∇²S`: bounded everywhere, and estimated here."""
+    match equation:
+        case ParallelEquation(branches):
+            return _largest(list(zip(branches, tensors_of(state), strict=True)))
+        case ChainEquation(units=(first, second)) if equation.has_energy:
+            return _largest([(first, state), (second, first(state))])
+        case MultiBranchEquation() if not equation.coupling.options.hard:
+            hidden = Space(tuple(unit.injection for unit in equation.units))
+            product = _coupled_product(equation, state, hidden)
+            like = hidden.flatten(tuple(unit.injection for unit in equation.units))
+            return equation.uniqueness(), _largest_eigenvalue(product, like)
+    if isinstance(state, Tensor):
+        if isinstance(equation, SimilarityEquation):
+            product = equation.similarity.linearize(state).product
+            return largest_curvature(equation.similarity), _largest_eigenvalue(product, state)
+        if equation.conservative:
+            product = equation.linearize(state).jvp
+            return equation.contraction(), _largest_eigenvalue(product, state)  # type: ignore[arg-type]
     raise ConfigError(
         f"The equilibria of {type(equation).__name__} are fixed points, of which no objective is known that"
         " they would be stationary for; see opteq.theory.deep for deep models."
     )
+
+
+def _largest(parts: Sequence[tuple[Equation, State]]) -> tuple[Certificate, Tensor]:
+    everywhere, here = zip(*(_curvatures(*part) for part in parts), strict=True)
+    return combined(everywhere, torch.stack([c.value for c in everywhere]).amax(0)), torch.stack(here).amax(0)
+
+
+def _largest_eigenvalue(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    return extreme_ritz_values(product, like, _LANCZOS_STEPS)[1]
+
+
+def _coupled_product(
+    equation: MultiBranchEquation, state: State, hidden: Space
+) -> Callable[[Tensor], Tensor]:
+    """`v ↦ B ∂h Bᵀ v` on the hidden states of all branches, side by side."""
+    coupling = equation.coupling.linearize(state)
+    scales = [math.sqrt(unit.activation.lipschitz / unit.mu) for unit in equation.units]
+
+    def product(flat: Tensor) -> Tensor:
+        parts = zip(equation.units, scales, tensors_of(hidden.restore(flat)), strict=True)
+        pooled = tuple(scale * unit.operator.rmatvec(unit.weights, v) for unit, scale, v in parts)
+        moved = zip(equation.units, scales, coupling.product(pooled), strict=True)
+        return hidden.flatten(tuple(s * unit.operator.matvec(unit.weights, h) for unit, s, h in moved))
+
+    return product
