@@ -13,7 +13,12 @@ import opteq.evaluation.record as records
 from opteq.errors import ConfigError
 from opteq.evaluation.page import folded, image, missing, page, section, tiles
 from opteq.evaluation.report import write_report
+from opteq.layer import EquilibriumLayer
+from opteq.maps.deep import DeepOptEq
+from opteq.maps.gaussian import GaussianMap
+from opteq.maps.optequnit import OptEqUnit
 from opteq.models.branches import ParallelGEQClassifier, POptEqClassifier
+from opteq.operators.conv import Conv2d
 from opteq.plots.style import new_figure
 
 SUMMARY = {
@@ -101,6 +106,39 @@ def test_branches_have_their_pictures(run, data, model, hidden, pictures):
     assert ("the diagonal holds" in shown.text) == (len(hidden) > 1)
     if len(hidden) > 1:
         assert f"{share.mean():.1%}" in shown.text
+
+
+def equilibrium_of(network, equilibrium_map, **options):
+    network[1] = EquilibriumLayer(equilibrium_map, **options)
+    return network
+
+
+@pytest.mark.spec("R6.4")
+def test_the_page_says_what_the_equilibria_are(run, network, data):
+    certified = (
+        "the minimum of the hidden objective φ that the layer's weights and the image define, certified"
+    )
+    assert certified in Page(write_report(run, network, data)).text
+
+    # Without a ceiling nothing is certified of a Gaussian kernel map, though its equilibria are local minima.
+    steep = GaussianMap(Conv2d(6, 6, 3), Conv2d(6, 6, 3), max_norm=None)
+    steep.W.weight.data *= 3
+    text = Page(write_report(run, equilibrium_of(network, steep, on_unconverged="count"), data)).text
+    kinds = re.search(
+        r"where the hidden objective φ .* is stationary\. Of the 6 images below it is certified to be the"
+        r" minimum of φ for 0, by an estimate a local minimum for (\d), and not known to be one for (\d)\.",
+        text,
+    )
+    assert kinds
+    assert int(kinds[1]) + int(kinds[2]) == 6
+    traces = records.TestRecord.load(run / "record.npz").traces
+    assert not traces.minimiser.any()
+    assert traces.local_minimiser.sum() == int(kinds[1])
+
+    deep = DeepOptEq([OptEqUnit(Conv2d(6, n, 3), Conv2d(6, n, 3)) for n in (4, 5, 6)])
+    text = Page(write_report(run, equilibrium_of(network, deep), data)).text
+    assert re.search(r"leaves unchanged\.\s", text)
+    assert "This map has no hidden objective" in text
 
 
 def test_the_record_and_the_picture_lie_beside_the_page(run, network, data):

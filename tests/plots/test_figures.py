@@ -44,6 +44,8 @@ def make_traces(count=3, size=(4, 5), energy=True, branches=0):
         channels=rng.standard_normal((count, 2, *size)).astype(np.float32),
         channel_indices=np.array([5, 0]),
         attention=rng.random((count, branches, 2, 2), dtype=np.float32),
+        minimiser=np.ones(count, np.bool_),
+        local_minimiser=np.ones(count, np.bool_),
     )
 
 

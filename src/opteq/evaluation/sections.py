@@ -111,11 +111,7 @@ def equilibria(traces: Traces) -> str:
     if not len(traces.images):
         return section(heading, "", missing("This network has no equilibrium layer to look into."))
     explanation = "The first equilibrium layer answers with a point z* that its map T leaves unchanged"
-    explanation += (
-        ": the minimum of the hidden objective φ that the layer's weights and the image define."
-        if traces.energy.size
-        else "."
-    )
+    explanation += _what_equilibria_are(traces)
     along = (
         "Along a plain iteration z ← T(z), in float64, for a few test images (thin lines)"
         " and their median: how far z still is from a fixed point"
@@ -140,6 +136,25 @@ def equilibria(traces: Traces) -> str:
         )
         parts.append(image(draw_attention(traces), weights))
     return section(heading, explanation, *parts)
+
+
+def _what_equilibria_are(traces: Traces) -> str:
+    """How the sentence about equilibria goes on: what they are for the hidden objective."""
+    if not traces.energy.size:
+        return "."
+    objective = "the hidden objective φ that the layer's weights and the image define"
+    total, certified = len(traces.minimiser), int(traces.minimiser.sum())
+    if total and certified == total:
+        return f": the minimum of {objective}, certified for each of the images below."
+    stationary = f", where {objective} is stationary."
+    if not total:
+        return stationary
+    local = int(traces.local_minimiser.sum()) - certified
+    return (
+        f"{stationary} Of the {total} images below it is certified to be the minimum of φ for {certified},"
+        f" by an estimate a local minimum for {local}, and not known to be one for"
+        f" {total - certified - local}."
+    )
 
 
 def configuration(path: Path) -> str:

@@ -10,10 +10,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from opteq.errors import ConfigError
 from opteq.evaluation.attention import patch_attention
 from opteq.evaluation.images import Normalization, displayable
 from opteq.layer import EquilibriumLayer
+from opteq.operators.base import sharp_norms
 from opteq.results import State, map_state, tensors_of
+from opteq.theory.minimisers import certified_convex, curvature_bound, kind_at
 
 SHOWN_CHANNELS = 3
 
@@ -33,6 +36,9 @@ class Traces:
         channel_indices: `(k,)` which channels these are.
         attention: `(n, branches, h, w)` weights of the patches at the equilibrium; `(n, 0, 1, 1)` for
             maps other than Gaussian ones with patches.
+        minimiser: `(n,)` whether the equilibrium is certified to minimise the hidden objective; `(0,)` where
+            nothing is known of it but that it is a fixed point.
+        local_minimiser: likewise, whether it appears to minimise it among the states nearby.
     """
 
     images: NDArray[np.float32]
@@ -42,6 +48,8 @@ class Traces:
     channels: NDArray[np.float32]
     channel_indices: NDArray[np.int64]
     attention: NDArray[np.float32]
+    minimiser: NDArray[np.bool_]
+    local_minimiser: NDArray[np.bool_]
 
 
 def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> Traces:
@@ -58,7 +66,7 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
     if call is None:
         return _no_traces()
     layer, x = call
-    # In float64 on the CPU: near its minimum the objective changes by less than float32 resolves.
+    # In float64 on the CPU: near the equilibrium the objective changes by less than float32 resolves.
     layer = copy.deepcopy(layer).cpu().double()
     layer.on_unconverged = "count"  # The network's own pass has said it already.
     x = map_state(lambda t: t.cpu().double(), x)
@@ -71,7 +79,9 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
     shown = spread.argsort(descending=True, stable=True)[:SHOWN_CHANNELS]
     energy = solution.trace.energy
     with torch.no_grad():
-        attention = patch_attention(layer.bind(x), solution.value)
+        equation = layer.bind(x)
+        attention = patch_attention(equation, solution.value)
+    minimiser, local_minimiser = _kinds(layer, x, solution.value)
     return Traces(
         images=displayable(images, normalization),
         residual=solution.trace.residual.numpy(),
@@ -82,7 +92,32 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
         attention=np.zeros((len(images), 0, 1, 1), np.float32)
         if attention is None
         else attention.float().numpy(),
+        minimiser=minimiser,
+        local_minimiser=local_minimiser,
     )
+
+
+@torch.no_grad()
+def _kinds(
+    layer: EquilibriumLayer, x: State, equilibria: State
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Which equilibria are certified to be minimisers, and which appear to be local ones."""
+    with sharp_norms(layer):
+        try:
+            certified = certified_convex(curvature_bound(layer.bind(x)))
+        except ConfigError:
+            return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
+        local = certified
+        if not certified.all():
+            # One by one: the estimate keeps many tensors like the state.
+            rows = [slice(i, i + 1) for i in range(len(certified))]
+            kinds = [kind_at(layer.bind(_part(x, row)), _part(equilibria, row)) for row in rows]
+            local = torch.cat([kind.local_minimiser for kind in kinds])
+    return certified.numpy(), local.numpy()
+
+
+def _part(state: State, row: slice) -> State:
+    return map_state(lambda t: t[row], state)
 
 
 def first_call(network: nn.Module, images: Tensor) -> tuple[EquilibriumLayer, State] | None:
@@ -113,4 +148,6 @@ def _no_traces() -> Traces:
         channels=picture[:, None],
         channel_indices=np.zeros(0, np.int64),
         attention=picture[:, None],
+        minimiser=np.zeros(0, np.bool_),
+        local_minimiser=np.zeros(0, np.bool_),
     )

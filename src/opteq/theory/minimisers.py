@@ -42,7 +42,7 @@ class EquilibriumKind:
     @property
     def minimiser(self) -> Tensor:
         """`(batch,)` whether the equilibrium is certified to minimise `G` over all states."""
-        return (self.everywhere.value <= 1) & (self.everywhere.kind != "estimate")
+        return certified_convex(self.everywhere)
 
     @property
     def local_minimiser(self) -> Tensor:
@@ -101,9 +101,37 @@ def kind_at(equation: Equation, state: State) -> EquilibriumKind:
         ConfigError: for other maps, about whose equilibria nothing is known but that they are fixed points,
             and for branches coupled by the hard sign, which need not have any.
     """
-    everywhere, here = _curvatures(equation, state)
+    everywhere = curvature_bound(equation)
     settled = f"{_LANCZOS_STEPS} steps of Lanczos' method settle."
-    return EquilibriumKind(everywhere, Certificate(here, "estimate", (settled,)))
+    return EquilibriumKind(everywhere, Certificate(_curvature(equation, state), "estimate", (settled,)))
+
+
+def certified_convex(everywhere: Certificate) -> Tensor:
+    """`(batch,)` whether a `curvature_bound` proves that every equilibrium is a minimiser."""
+    return (everywhere.value <= 1) & (everywhere.kind != "estimate")
+
+
+def curvature_bound(equation: Equation) -> Certificate:
+    """`(batch,)` bound on the largest eigenvalue, over all states, of what `kind_at` takes for `∇²S`.
+
+    Raises:
+        ConfigError: as `kind_at` does.
+    """
+    match equation:
+        case ParallelEquation(branches=parts):
+            return _largest([curvature_bound(part) for part in parts])
+        case ChainEquation(units=parts) if equation.has_energy:
+            return _largest([curvature_bound(part) for part in parts])
+        case MultiBranchEquation() if not equation.coupling.options.hard:
+            return equation.uniqueness()
+        case SimilarityEquation():
+            return largest_curvature(equation.similarity)
+    if equation.conservative:
+        return equation.contraction()
+    raise ConfigError(
+        f"The equilibria of {type(equation).__name__} are fixed points, of which no objective is known that"
+        " they would be stationary for; see opteq.theory.deep for deep models."
+    )
 
 
 def largest_curvature(similarity: Similarity) -> Certificate:
@@ -118,51 +146,43 @@ def largest_curvature(similarity: Similarity) -> Certificate:
     return bound
 
 
-def _curvatures(equation: Equation, state: State) -> tuple[Certificate, Tensor]:
-    """The largest eigenvalue of what stands in the place of `∇²S`: bounded everywhere, and estimated here."""
+def _largest(bounds: Sequence[Certificate]) -> Certificate:
+    return combined(bounds, torch.stack([bound.value for bound in bounds]).amax(0))
+
+
+def _curvature(equation: Equation, state: State) -> Tensor:
+    """Estimate of that eigenvalue at `state`, for equations that have a `curvature_bound`."""
     match equation:
-        case ParallelEquation(branches):
-            return _largest(list(zip(branches, tensors_of(state), strict=True)))
-        case ChainEquation(units=(first, second)) if equation.has_energy:
-            return _largest([(first, state), (second, first(state))])
-        case MultiBranchEquation() if not equation.coupling.options.hard:
-            hidden = Space(tuple(unit.injection for unit in equation.units))
-            product = _coupled_product(equation, state, hidden)
-            like = hidden.flatten(tuple(unit.injection for unit in equation.units))
-            return equation.uniqueness(), _largest_eigenvalue(product, like)
-    if isinstance(state, Tensor):
-        if isinstance(equation, SimilarityEquation):
-            product = equation.similarity.linearize(state).product
-            return largest_curvature(equation.similarity), _largest_eigenvalue(product, state)
-        if equation.conservative:
-            product = equation.linearize(state).jvp
-            return equation.contraction(), _largest_eigenvalue(product, state)  # type: ignore[arg-type]
-    raise ConfigError(
-        f"The equilibria of {type(equation).__name__} are fixed points, of which no objective is known that"
-        " they would be stationary for; see opteq.theory.deep for deep models."
-    )
+        case ParallelEquation(branches=parts):
+            here = [_curvature(part, z) for part, z in zip(parts, tensors_of(state), strict=True)]
+            return torch.stack(here).amax(0)
+        case ChainEquation(units=(first, second)):
+            return torch.maximum(_curvature(first, state), _curvature(second, first(state)))
+        case MultiBranchEquation():
+            return _coupled_curvature(equation, state)
+    assert isinstance(state, Tensor)
+    if isinstance(equation, SimilarityEquation):
+        product = equation.similarity.linearize(state).product
+    else:
+        product = equation.linearize(state).jvp
+    return _largest_eigenvalue(product, state)  # type: ignore[arg-type]
 
 
-def _largest(parts: Sequence[tuple[Equation, State]]) -> tuple[Certificate, Tensor]:
-    everywhere, here = zip(*(_curvatures(*part) for part in parts), strict=True)
-    return combined(everywhere, torch.stack([c.value for c in everywhere]).amax(0)), torch.stack(here).amax(0)
+def _coupled_curvature(equation: MultiBranchEquation, state: State) -> Tensor:
+    """The largest eigenvalue of `B ∂h Bᵀ`, which acts on the hidden states of all branches."""
+    units, coupling = equation.units, equation.coupling.linearize(state)
+    scales = [math.sqrt(unit.activation.lipschitz / unit.mu) for unit in units]
+    injections = tuple(unit.injection for unit in units)
+    hidden = Space(injections)
+
+    def product(flat: Tensor) -> Tensor:
+        parts = zip(units, scales, tensors_of(hidden.restore(flat)), strict=True)
+        pooled = tuple(scale * unit.operator.rmatvec(unit.weights, v) for unit, scale, v in parts)
+        moved = zip(units, scales, coupling.product(pooled), strict=True)
+        return hidden.flatten(tuple(s * unit.operator.matvec(unit.weights, h) for unit, s, h in moved))
+
+    return _largest_eigenvalue(product, hidden.flatten(injections))
 
 
 def _largest_eigenvalue(product: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
     return extreme_ritz_values(product, like, _LANCZOS_STEPS)[1]
-
-
-def _coupled_product(
-    equation: MultiBranchEquation, state: State, hidden: Space
-) -> Callable[[Tensor], Tensor]:
-    """`v ↦ B ∂h Bᵀ v` on the hidden states of all branches, side by side."""
-    coupling = equation.coupling.linearize(state)
-    scales = [math.sqrt(unit.activation.lipschitz / unit.mu) for unit in equation.units]
-
-    def product(flat: Tensor) -> Tensor:
-        parts = zip(equation.units, scales, tensors_of(hidden.restore(flat)), strict=True)
-        pooled = tuple(scale * unit.operator.rmatvec(unit.weights, v) for unit, scale, v in parts)
-        moved = zip(equation.units, scales, coupling.product(pooled), strict=True)
-        return hidden.flatten(tuple(s * unit.operator.matvec(unit.weights, h) for unit, s, h in moved))
-
-    return product
