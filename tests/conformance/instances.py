@@ -85,6 +85,7 @@ OPERATORS = {
         (2, 4, 3),
     ),
     "pool": OperatorCase(lambda: AveragePool(2, 2), (2, 4, 6)),
+    "pool-nothing": OperatorCase(lambda: AveragePool(2, 1), (2, 3, 4)),
     "pool-twice": OperatorCase(lambda: Compose(AveragePool(2, 2), AveragePool(2, 3)), (2, 6, 6)),
     "pool-then-conv": OperatorCase(lambda: Compose(AveragePool(2, 2), Conv2d(2, 3, 3)), (2, 4, 4)),
 }

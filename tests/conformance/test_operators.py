@@ -50,6 +50,18 @@ def test_forward_and_adjoint_are_one_matrix_and_its_transpose(case: OperatorCase
 
 
 @every_operator
+def test_products_share_no_memory_with_their_arguments(case: OperatorCase):
+    operator = case.operator()
+    x = random(3, *case.domain)
+    y = random(3, *operator.codomain(case.domain), seed=1)
+    kept_x, kept_y = x.clone(), y.clone()
+    operator(x).mul_(2)
+    operator.adjoint(y).mul_(2)
+    assert torch.equal(x, kept_x)
+    assert torch.equal(y, kept_y)
+
+
+@every_operator
 def test_weights_are_an_argument(case: OperatorCase):
     operator, other = case.operator(0), case.operator(1)
     x = random(2, *case.domain)

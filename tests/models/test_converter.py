@@ -141,6 +141,33 @@ def test_gradients_reach_the_weights_and_the_input(index):
         torch.testing.assert_close(gradient, reference, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.spec("R2.6")
+def test_a_module_that_occurs_twice_is_converted_twice():
+    torch.manual_seed(0)
+    layer, activation = nn.Linear(5, 5), nn.Tanh()
+    network = nn.Sequential(layer, activation, layer, activation, nn.Linear(5, 3), activation)
+    converted, x = from_feedforward(network), torch.randn(4, 5)
+    assert len(converted.slots) == 3
+    torch.testing.assert_close(converted(x), network(x))
+
+
+@pytest.mark.spec("R2.6")
+@pytest.mark.parametrize("index", [0, 4])
+def test_the_map_and_its_derivative_leave_their_arguments_alone(index):
+    converted, x = from_feedforward(list(CHAINS.values())[index].double()), torch.randn(3, 5).double()
+    equation = converted.equilibrium.bind(x)
+    for part in (equation, *equation.units):
+        z, v = torch.randn(2, *part.initial().shape, dtype=torch.float64)
+        kept = z.clone(), v.clone()
+        part(z)
+        linearization = part.linearize(z)
+        linearization.jvp(v)
+        linearization.vjp(v)
+        linearization.pullback(v)
+        assert torch.equal(z, kept[0])
+        assert torch.equal(v, kept[1])
+
+
 def test_the_weights_are_copies_and_no_random_numbers_are_used():
     network = dense_network()
     state = torch.get_rng_state()

@@ -77,7 +77,7 @@ class Slots(LinearOperator):
 
     def matvec(self, weights: Weights, x: Tensor) -> Tensor:
         own = x[:, self.own]
-        return own if self.operator is None else own + self.operator.matvec(weights, x[:, self.read])
+        return own.clone() if self.operator is None else own + self.operator.matvec(weights, x[:, self.read])
 
     def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
         x = y.new_zeros(len(y), self.in_channels, *y.shape[2:])
@@ -323,7 +323,8 @@ def _activation(module: nn.Module) -> Activation | None:
 def _parts(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
     """The modules that a network applies in turn, with their names."""
     if isinstance(module, nn.Sequential):
-        for key, child in module.named_children():
+        # named_children() would leave out a module, such as an activation, that occurs once more.
+        for key, child in zip(module._modules, module, strict=True):
             yield from _parts(child, f"{name}.{key}" if name else key)
     else:
         yield name, module

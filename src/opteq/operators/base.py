@@ -57,11 +57,11 @@ class LinearOperator(nn.Module, ABC):
 
     @abstractmethod
     def matvec(self, weights: Weights, x: Tensor) -> Tensor:
-        """`W x`."""
+        """`W x`, in memory of its own: callers write into it."""
 
     @abstractmethod
     def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        """`Wᵀ y`."""
+        """`Wᵀ y`, in memory of its own."""
 
     @abstractmethod
     def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
