@@ -36,6 +36,8 @@ class Activation(ABC):
     """Largest slope `L_σ`."""
     indicator = False
     """Whether `f` is an indicator (or zero), so that `prox_{tf} = σ` for every `t > 0`."""
+    limits: tuple[float, float] = (-math.inf, math.inf)
+    """The ends of the range of `σ`, outside which `f` is infinite."""
 
     @abstractmethod
     def __call__(self, a: Tensor) -> Tensor:
@@ -96,6 +98,7 @@ class ReLU(Activation):
     """`σ(a) = max(a, 0)`, `σ̃ = ½max(a,0)²`, `f` the indicator of `v ≥ 0`."""
 
     lipschitz = 1.0
+    limits = (0.0, math.inf)
     indicator = True
 
     def __call__(self, a: Tensor) -> Tensor:
@@ -152,6 +155,7 @@ class ELU(Activation):
     """
 
     lipschitz = 1.0
+    limits = (-1.0, math.inf)
 
     def __call__(self, a: Tensor) -> Tensor:
         return F.elu(a)
@@ -174,6 +178,7 @@ class Tanh(Activation):
     """`σ = tanh`, `σ̃ = log cosh a`, `f(v) = v artanh v + ½log(1 - v²) - ½v²` on `|v| ≤ 1`."""
 
     lipschitz = 1.0
+    limits = (-1.0, 1.0)
 
     def __call__(self, a: Tensor) -> Tensor:
         return torch.tanh(a)
@@ -201,6 +206,7 @@ class Sigmoid(Activation):
     """
 
     lipschitz = 0.25
+    limits = (0.0, 1.0)
 
     def __call__(self, a: Tensor) -> Tensor:
         return torch.sigmoid(a)
@@ -251,6 +257,7 @@ class HardTanh(Activation):
     """`σ(a) = clip(a, -1, 1)`, `σ̃ = ½a²` or `|a| - ½`, `f` the indicator of `|v| ≤ 1`."""
 
     lipschitz = 1.0
+    limits = (-1.0, 1.0)
     indicator = True
 
     def __call__(self, a: Tensor) -> Tensor:
@@ -276,6 +283,7 @@ class Softplus(Activation):
     """
 
     lipschitz = 1.0
+    limits = (0.0, math.inf)
 
     def __call__(self, a: Tensor) -> Tensor:
         return _softplus(a)

@@ -13,9 +13,9 @@ from opteq.operators.dense import Dense
 def closed_form_objective(equation: OptEqEquation, z: Tensor) -> Tensor:
     """`(batch,)` `φ(z) = (1/μ)1ᵀσ̃*(μW⁻ᵀz) - ⟨c, W⁻ᵀz⟩ - ½‖z‖²` (Xie et al. 2022, Eq. 4).
 
-    `σ̃*(v) = f(v) + ½v²`; for ReLU `φ` is a quadratic on the cone `W⁻ᵀz ≥ 0` and infinite outside it (by
-    more than rounding). For other operators use `equation.energy`, the dual `Q`, which has the same
-    minimisers.
+    `σ̃*(v) = f(v) + ½v²`; where `μW⁻ᵀz` leaves the range of `σ` by more than rounding, `φ` is infinite. For
+    ReLU it is a quadratic on the cone `W⁻ᵀz ≥ 0`. For other operators use `equation.energy`, the dual `Q`,
+    which has the same minimisers.
 
     Raises:
         ConfigError: if `W` is not a square invertible dense matrix.
@@ -32,12 +32,11 @@ def closed_form_objective(equation: OptEqEquation, z: Tensor) -> Tensor:
         )
     lifted = torch.linalg.solve(weight.mT, z.mT).mT
     y = equation.mu * lifted
-    if equation.activation.indicator:
-        # Equilibria lie on the border of the cone, where rounding decides between a number and
-        # infinity; σ is the projection onto it.
-        projected = equation.activation(y)
-        slack = torch.finfo(y.dtype).eps ** 0.5 * y.abs().amax(1, keepdim=True)
-        y = torch.where((y - projected).abs() <= slack, projected, y)
+    # Equilibria lie on the border of the range, or as near to it as a saturated σ comes, where rounding
+    # decides between a number and infinity.
+    inside = y.clamp(*equation.activation.limits)
+    slack = torch.finfo(y.dtype).eps ** 0.5 * y.abs().amax(1, keepdim=True)
+    y = torch.where((y - inside).abs() <= slack, inside, y)
     conjugate = equation.activation.penalty(y) + 0.5 * y.square()
     terms = conjugate / equation.mu - equation.injection * lifted - 0.5 * z.square()
     return terms.sum(1)
