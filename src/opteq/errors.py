@@ -14,7 +14,7 @@ class ConfigError(OpteqError, ValueError):
 
 
 class NonFiniteError(OpteqError, ValueError):
-    """An input contains NaN or infinite values."""
+    """An input, or the weights, contain NaN or infinite values."""
 
 
 class ConvergenceError(OpteqError, RuntimeError):

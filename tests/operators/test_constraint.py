@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opteq import Conv2d
+from opteq import Conv2d, Dense
+from opteq.errors import NonFiniteError
 from opteq.operators.constraint import constrained_weights
 from tests.conformance.instances import OPERATORS, OperatorCase
 from tests.conformance.reference import matrix_of, random, spectral_norm
@@ -83,3 +84,11 @@ def test_the_gradient_passes_through_the_scale(case: OperatorCase):
     step = 1e-6
     change = by_singular_values(weight + step * direction) - by_singular_values(weight - step * direction)
     assert (gradient * direction).sum().item() == pytest.approx(change / (2 * step), rel=1e-5, abs=1e-7)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_weights_without_a_finite_norm_are_reported(value: float):
+    operator = Dense(3, 4)
+    torch.nn.init.constant_(operator.weight, value)
+    with pytest.raises(NonFiniteError, match="near overflow, as when a training diverges"):
+        constrained_weights(operator, (3,), 0.97)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from opteq.errors import NonFiniteError
+
 
 def largest_ritz_pair(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[float, Tensor]:
     """Largest Ritz value of a symmetric operator on a Krylov space, and its unit vector (Lanczos 1950).
@@ -18,6 +20,9 @@ def largest_ritz_pair(product: Callable[[Tensor], Tensor], start: Tensor, steps:
         product: `v ↦ A v`, `A` positive semidefinite, on tensors of the shape of `start`.
         start: `v`, not zero.
         steps: most products.
+
+    Raises:
+        NonFiniteError: if the products are not finite.
     """
     basis, images = [], []
     direction = start.flatten()
@@ -34,6 +39,11 @@ def largest_ritz_pair(product: Callable[[Tensor], Tensor], start: Tensor, steps:
             direction = direction - (known @ direction) @ known
     known = torch.stack(basis)
     projected = (known @ torch.stack(images).mT).double()
+    if not bool(projected.isfinite().all()):
+        raise NonFiniteError(
+            "The norm of an operator is not finite: its weights are NaN, infinite or near overflow, as when a"
+            " training diverges; lower the learning rate or go back to an earlier checkpoint."
+        )
     values, vectors = torch.linalg.eigh((projected + projected.mT) / 2)
     vector = vectors[:, -1].to(known.dtype) @ known
     return values[-1].item(), (vector / vector.norm()).view_as(start)
