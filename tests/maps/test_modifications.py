@@ -1,21 +1,29 @@
 """The modified units of Xie et al. 2022, Table 1, and what they do to the fixed point."""
 
+import copy
+
 import pytest
 import torch
 
 from opteq import (
     AffineChange,
+    Anderson,
     Conv2d,
+    DeepOptEq,
     Dense,
     EquilibriumLayer,
     GaussianMap,
     Implicit,
     LinearMixing,
     MoreauSkip,
+    MultiBlockOptEq,
     Nesterov,
+    OptEqUnit,
+    Regularised,
+    SquaredNorm,
     Unrolled,
 )
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, ShapeError
 from opteq.theory.envelope import Envelope
 from tests.conformance.instances import seeded
 from tests.conformance.reference import jacobian, random
@@ -245,7 +253,53 @@ def test_a_mixing_that_is_not_positive_definite_is_refused(wrong):
         LinearMixing(Dense(5, 4), Dense(3, 4), torch.eye(3))
 
 
-@pytest.mark.parametrize("alpha", [0, 1.5, -1])
+@pytest.mark.parametrize("alpha", [0, 1.5, -1, True, "0.5", None, [0.5]])
 def test_alpha_of_a_skip_outside_its_range_is_refused(alpha):
     with pytest.raises(ConfigError, match=r"Expected `alpha` in \(0, 1\]"):
         MoreauSkip(dense_unit(), alpha)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "message"),
+    [
+        (torch.eye(STATE, dtype=torch.long), "tensor of floating-point numbers, got torch.int64"),
+        ([[1.0]], "tensor of floating-point numbers, got list"),
+        (torch.zeros(STATE, STATE), "invertible"),
+    ],
+)
+def test_what_is_no_invertible_matrix_is_refused(matrix, message):
+    with pytest.raises(ConfigError, match=message):
+        AffineChange(dense_unit(), matrix)
+
+
+def test_what_does_not_fit_a_change_of_the_state_is_refused():
+    with pytest.raises(ConfigError, match=r"finite `shift` of shape \(5,\), got \(5,\): \[nan"):
+        AffineChange(dense_unit(), torch.eye(STATE), torch.full((STATE,), torch.nan))
+    with pytest.raises(ShapeError, match=r"`matrix` of shape \(5, 5\), got \(4, 4\)"):
+        AffineChange(dense_unit(), torch.eye(4)).bind(inputs())
+    blocks = MultiBlockOptEq(DeepOptEq([dense_unit(), dense_unit()]))
+    wrappers = (
+        MoreauSkip,
+        lambda inner: AffineChange(inner, torch.eye(STATE)),
+        lambda inner: Regularised(inner, SquaredNorm(), 0.1),
+    )
+    for wrap in wrappers:
+        with pytest.raises(
+            ConfigError, match="one tensor, got a MultiBlockOptEq, whose state has 2 branches"
+        ):
+            wrap(blocks).bind(inputs())
+        with pytest.raises(ConfigError, match=r"`map` to be an equilibrium map such as .*, got ReLU"):
+            wrap(torch.nn.ReLU())
+    with pytest.raises(ConfigError, match="Expected `deep` to be a DeepOptEq, got OptEqUnit"):
+        MultiBlockOptEq(dense_unit())
+
+
+@pytest.mark.spec("R1.5")
+def test_an_affine_change_serves_layers_of_every_dtype():
+    torch.manual_seed(0)
+    unit, matrix = OptEqUnit(Dense(STATE, 8), Dense(3, 8)), torch.randn(STATE, STATE)
+    changed = EquilibriumLayer(AffineChange(unit, matrix), Anderson(tol=0.2))
+    x = torch.randn(4, 3)
+    assert changed(x).dtype == torch.float32
+    assert copy.deepcopy(changed).bfloat16()(x.bfloat16()).dtype == torch.bfloat16
+    assert copy.deepcopy(changed).double()(x.double()).dtype == torch.float64

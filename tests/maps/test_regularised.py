@@ -244,5 +244,9 @@ def test_bad_options_are_refused():
         Regularised(dense_unit(), Incay(), 0.1, "prox")
     with pytest.raises(ConfigError, match="Expected `form` to be one of gradient, prox, got 'proximal'"):
         Regularised(dense_unit(), SquaredNorm(), 0.1, "proximal")
-    with pytest.raises(ConfigError, match="Expected `gamma` to be positive, got 0"):
+    with pytest.raises(ConfigError, match="Expected `gamma` to be positive and finite, got 0"):
         Regularised(dense_unit(), SquaredNorm(), 0)
+    with pytest.raises(ConfigError, match="`gamma` to be positive and finite, got inf"):
+        Regularised(dense_unit(), SquaredNorm(), float("inf"), "prox")
+    with pytest.raises(ConfigError, match=r"`regulariser` to be one such as SquaredNorm\(\), got <class"):
+        Regularised(dense_unit(), SquaredNorm, 0.1)

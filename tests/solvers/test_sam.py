@@ -170,3 +170,7 @@ def test_bad_options_are_refused():
         ConfigError, match="no Lipschitz constant to derive `gamma` and `eta` from; give both"
     ):
         SAM(AbsoluteNorm(), gamma=0.1)
+    with pytest.raises(ConfigError, match="`regulariser` of SAM to be an object with `gradient`"):
+        SAM(None)
+    with pytest.raises(ConfigError, match=r"`select` of Unrolled to be a SAM\(regulariser\) or None"):
+        Unrolled(3, select=SquaredNorm())

@@ -2,18 +2,24 @@ import pytest
 import torch
 
 from opteq import (
+    AffineChange,
     Anderson,
     Conv2d,
+    Decorrelation,
     DeepOptEq,
     Dense,
     EquilibriumLayer,
     GaussianMap,
+    LinearMixing,
     Nesterov,
     OptEqUnit,
     Parallel,
     Patches,
+    Regularised,
     Unrolled,
+    from_feedforward,
 )
+from opteq.errors import ConfigError
 from opteq.theory.certificates import certify
 
 
@@ -149,6 +155,47 @@ def test_branches_are_certified_where_each_of_them_is():
     assert torch.isfinite(certificate.distance.value).all()
 
 
+def test_an_exact_fixed_point_without_a_contraction_has_no_bound_either():
+    network = torch.nn.Sequential(
+        torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 6), torch.nn.ReLU()
+    )
+    converted = from_feedforward(network.double())
+    certificate = certify(converted.equilibrium, torch.randn(3, 5).double())
+    assert (certificate.residual == 0).all()
+    assert (certificate.contraction.value > 1).all()
+    assert torch.isinf(certificate.distance.value).all()
+
+
+def affine():
+    unit, shape = optequnit()
+    unit.max_norm = 0.4
+    return AffineChange(unit, torch.eye(7) + 0.2 * torch.randn(7, 7), torch.randn(7)), shape
+
+
+def decorrelated():
+    unit, shape = optequnit()
+    return Regularised(unit, Decorrelation(), 1e-3), shape
+
+
+def mixed():
+    matrix = torch.randn(9, 9)
+    return LinearMixing(Dense(7, 9), Dense(5, 9), matrix @ matrix.mT + torch.eye(9)), (5,)
+
+
+@pytest.mark.spec("R1.5", "R4.2")
+@pytest.mark.parametrize("make", [affine, decorrelated, mixed])
+def test_modified_maps_in_float32_are_certified_in_float64(make):
+    torch.manual_seed(0)
+    equilibrium_map, shape = make()
+    layer, x = EquilibriumLayer(equilibrium_map, Anderson(tol=1e-3)), torch.randn(6, *shape)
+    layer(x)  # in training mode, for a reference to compare with
+    certificate = certify(layer.eval(), x)
+    distance = certificate.distance_to_reference.value
+    assert (distance > 1e-7).all()
+    assert (distance <= certificate.distance.value).all()
+    assert torch.isfinite(certificate.distance.value).all()
+
+
 def test_an_exact_fixed_point_of_an_expansive_map_has_no_bound():
     unit = OptEqUnit(Dense(4, 4), Dense(3, 4), bias=False, max_norm=None)
     unit.W.weight.data = 3 * torch.eye(4)
@@ -156,3 +203,11 @@ def test_an_exact_fixed_point_of_an_expansive_map_has_no_bound():
     certificate = certify(EquilibriumLayer(unit), torch.zeros(2, 3))
     assert (certificate.residual == 0).all()
     assert torch.isinf(certificate.distance.value).all()
+
+
+def test_refuses_what_has_no_certificate_sample_by_sample():
+    layer, x = EquilibriumLayer(decorrelated()[0]), torch.randn(4, 5)
+    with pytest.raises(ConfigError, match=r"one system of the batch.*call eval\(\) first"):
+        certify(layer, x)
+    with pytest.raises(ConfigError, match="Expected an EquilibriumLayer to certify, got OptEqUnit"):
+        certify(optequnit()[0], x)

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from opteq import Conv2d, DeepOptEq, EquilibriumLayer, OptEqUnit, Regularised, SquaredNorm
-from opteq.errors import ConfigError
+from opteq import Conv2d, DeepOptEq, EquilibriumLayer, MultiBlockOptEq, OptEqUnit, Regularised, SquaredNorm
+from opteq.errors import ConfigError, ShapeError
 from opteq.maps.chain import ChainEquation
 from opteq.maps.multiblock import MultiBlockEquation
 from opteq.maps.optequnit import OptEqEquation
@@ -218,3 +218,9 @@ def test_what_the_functions_are_not_about_is_refused():
         Envelope(deep.bind(x), 0.5)
     with pytest.raises(ConfigError, match="Expected the units of a deep OptEq, got StepEquation"):
         theorem2_residual(Regularised(deep, SquaredNorm(), 0.1).bind(x), z)
+    with pytest.raises(ConfigError, match="equation of a DeepOptEq or MultiBlockOptEq, got a OptEqEquation"):
+        theorem2_residual(dense_unit().bind(x), z)
+    with pytest.raises(ShapeError, match=r"Expected 3 blocks of shape \(4, 5\).*got \(3, 5\)"):
+        theorem2_residual(deep.bind(x), z[:3])
+    with pytest.raises(ShapeError, match=r"Expected 3 blocks of shape \(4, 5\).*got \(4, 5\)\."):
+        theorem2_residual(MultiBlockOptEq(deep).bind(x), z)

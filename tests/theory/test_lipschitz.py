@@ -15,6 +15,7 @@ from opteq import (
     GaussianMap,
     HeritageDiversity,
     KernelMap,
+    LinearMixing,
     MOptEq,
     MoreauSkip,
     OptEqUnit,
@@ -60,6 +61,19 @@ def test_no_pair_of_inputs_beats_the_bound_of_an_optequnit(activation, mu):
     assert bound.kind == "bound"
     found = steepest_ratio(layer, (3,), 1.0)
     assert 0.2 * bound.value < found <= bound.value
+
+
+@pytest.mark.spec("R1.5")
+def test_the_bound_of_a_linear_mixing_against_its_closed_form():
+    torch.manual_seed(0)
+    matrix = torch.randn(6, 6).double()
+    unit = LinearMixing(Dense(4, 6), Dense(3, 6), matrix @ matrix.mT + torch.eye(6), max_norm=0.8).double()
+    W, root = unit.bind(torch.zeros(1, 3).double()).weights
+    U, S = unit.injection.operator[0].operator.weight, root.mT @ root
+    derivative = torch.linalg.solve(torch.eye(4).double() - W.mT @ S @ W, W.mT @ S @ U)
+    bound = equilibrium_lipschitz(unit, torch.zeros(1, 3, dtype=torch.float64)).value
+    norm = torch.linalg.matrix_norm(derivative, 2)
+    assert 0.2 * bound < norm <= bound
 
 
 @pytest.mark.spec("R2.1")

@@ -74,3 +74,5 @@ def test_refuses_what_it_cannot_check():
         check_proximal(lambda v: v, torch.zeros(1, 4, 32, 32))
     with pytest.raises(ShapeError, match=r"keeps the shape \(1, 4\), got \(1, 2\)"):
         check_proximal(lambda v: v[:, :2], torch.zeros(1, 4))
+    with pytest.raises(ShapeError, match="at least one point"):
+        check_proximal(lambda v: v, torch.zeros(0, 4))

@@ -41,6 +41,8 @@ class Unrolled(DirectMethod):
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, self, "steps", "at least 1")
+        selects = self.select is None or isinstance(self.select, SAM)
+        require(selects, self, "select", "a SAM(regulariser) or None")
 
     @property
     def modules(self) -> tuple[nn.Module, ...]:

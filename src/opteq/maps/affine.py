@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
-from opteq.errors import ConfigError
-from opteq.maps.base import EquilibriumMap
+from opteq.errors import ConfigError, ShapeError
+from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.results import Certificate, State
 
 
@@ -30,11 +30,17 @@ class AffineChange(EquilibriumMap):
         shift: `s`, of shape `(m,)`; zero unless given.
 
     Raises:
-        ConfigError: if `matrix` is not square, not (numerically) invertible, or `shift` does not fit it.
+        ConfigError: if `matrix` is not square, not (numerically) invertible, or `shift` does not fit it;
+            when bound, for a `map` whose state has several branches.
+        ShapeError: when bound, if `matrix` does not fit the state.
     """
 
     def __init__(self, map: EquilibriumMap, matrix: Tensor, shift: Tensor | None = None) -> None:
         super().__init__()
+        expect_map(map)
+        if not isinstance(matrix, Tensor) or not matrix.is_floating_point():
+            got = matrix.dtype if isinstance(matrix, Tensor) else type(matrix).__name__
+            raise ConfigError(f"Expected `matrix` to be a tensor of floating-point numbers, got {got}.")
         if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ConfigError(f"Expected `matrix` of shape (m, m), got {tuple(matrix.shape)}.")
         finite = bool(torch.isfinite(matrix).all())
@@ -45,8 +51,11 @@ class AffineChange(EquilibriumMap):
                 " the affine change could not be undone."
             )
         shift = matrix.new_zeros(len(matrix)) if shift is None else shift
-        if shift.shape != matrix.shape[:1]:
-            raise ConfigError(f"Expected `shift` of shape ({len(matrix)},), got {tuple(shift.shape)}.")
+        if shift.shape != matrix.shape[:1] or not bool(torch.isfinite(shift).all()):
+            raise ConfigError(
+                f"Expected a finite `shift` of shape ({len(matrix)},), got {tuple(shift.shape)}:"
+                f" {shift.tolist()}."
+            )
         self.map = map
         self.matrix: Tensor
         self.shift: Tensor
@@ -56,8 +65,13 @@ class AffineChange(EquilibriumMap):
         self.orthogonal = torch.allclose(gram, torch.eye(len(matrix)).to(gram), atol=1e-6)
 
     def bind(self, x: State) -> AffineEquation:
-        inverse = torch.linalg.inv(self.matrix)
-        return AffineEquation(self.map.bind(x), self.matrix, inverse, self.shift, self.orthogonal)
+        inner, start = bind_single(self.map, x)
+        if start.shape[1] != len(self.matrix):
+            m = start.shape[1]
+            raise ShapeError(f"Expected `matrix` of shape ({m}, {m}), got {tuple(self.matrix.shape)}.")
+        # Whatever the dtype of the state: certificates look at a layer in float64.
+        matrix = self.matrix.double()
+        return AffineEquation(inner, matrix, torch.linalg.inv(matrix), self.shift.double(), self.orthogonal)
 
     def extra_repr(self) -> str:
         return f"orthogonal={self.orthogonal}"
@@ -65,7 +79,7 @@ class AffineChange(EquilibriumMap):
 
 @dataclass(frozen=True, eq=False)
 class AffineEquation(Equation):
-    """`z = M⁻¹(T(M z + s) - s)`."""
+    """`z = M⁻¹(T(M z + s) - s)`, with `M` and `s` in float64."""
 
     inner: Equation
     matrix: Tensor
@@ -116,7 +130,7 @@ class AffineEquation(Equation):
     def contraction(self, state: State | None = None) -> Certificate:
         """`‖J‖ ‖M‖ ‖M⁻¹‖`."""
         inner = self.inner.contraction(None if state is None else self.changed(state))
-        return replace(inner, value=inner.value * torch.linalg.cond(self.matrix.double()))
+        return replace(inner, value=inner.value * torch.linalg.cond(self.matrix))
 
     def linearize(self, state: State) -> Linearization:
         return _AffineLinearization(self, self.inner.linearize(self.changed(state)))
@@ -125,7 +139,7 @@ class AffineEquation(Equation):
         return (self, 1.0) if self.proximal else super().gradient_map()
 
     def _shift_of(self, z: Tensor) -> Tensor:
-        return self.shift.view(-1, *[1] * (z.dim() - 2))
+        return self.shift.to(z.dtype).view(-1, *[1] * (z.dim() - 2))
 
 
 class _AffineLinearization(Linearization):
@@ -161,6 +175,7 @@ class _AffineLinearization(Linearization):
 def apply_matrix(matrix: Tensor, state: State) -> Tensor:
     """`M z` on the channels of `(batch, m)` or `(batch, m, H, W)`."""
     assert isinstance(state, Tensor)
+    matrix = matrix.to(state.dtype)
     if state.dim() == 2:
         return F.linear(state, matrix)
     return F.conv2d(state, matrix[:, :, None, None])

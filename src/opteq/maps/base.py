@@ -25,6 +25,30 @@ class EquilibriumMap(nn.Module, ABC):
         """
 
 
+def expect_map(map: object) -> None:
+    """Raise a `ConfigError` unless `map` is an equilibrium map."""
+    if not isinstance(map, EquilibriumMap):
+        raise ConfigError(
+            f"Expected `map` to be an equilibrium map such as OptEqUnit(W, U), got {type(map).__name__}."
+        )
+
+
+def bind_single(map: EquilibriumMap, x: State) -> tuple[Equation, Tensor]:
+    """The equation of a map for `x`, and its initial state, for those who need a state of one tensor.
+
+    Raises:
+        ConfigError: if the state has several branches.
+    """
+    equation = map.bind(x)
+    start = equation.initial()
+    if not isinstance(start, Tensor):
+        raise ConfigError(
+            f"Expected a map whose state is one tensor, got a {type(map).__name__}, whose state has"
+            f" {len(start)} branches; change its parts instead."
+        )
+    return equation, start
+
+
 class Injection(nn.Module):
     """`c = U x + b`, in the layout and dtype that equations iterate in.
 

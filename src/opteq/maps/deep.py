@@ -45,7 +45,7 @@ class DeepOptEq(EquilibriumMap):
     ) -> None:
         super().__init__()
         check_units(units)
-        alphas = [float(alpha)] * len(units) if isinstance(alpha, int | float) else list(alpha)
+        alphas = list(alpha) if isinstance(alpha, Sequence) else [alpha] * len(units)
         if len(alphas) != len(units):
             raise ConfigError(f"Expected one `alpha`, or {len(units)} for as many units, got {len(alphas)}.")
         if start not in _STARTS:

@@ -126,8 +126,13 @@ class KernelBranchesEquation(Equation):
         """
         return self._bound(self.coupling.gain, None)
 
-    def linearize(self, state: State) -> Linearization:
-        return _KernelBranchesLinearization(self, state)
+    @property
+    def lipschitz(self) -> float:
+        """`L_σ`, the largest of the branches."""
+        return max(activation.lipschitz for activation in self.activations)
+
+    def linearize(self, state: State) -> KernelBranchesLinearization:
+        return KernelBranchesLinearization(self, state)
 
     def _respond(self, branch: int, y: Tensor, message: Tensor) -> Tensor:
         return self.activations[branch](self.similarities[branch].respond(y, message))
@@ -141,11 +146,10 @@ class KernelBranchesEquation(Equation):
         norms = [similarity.norm_bound() for similarity in self.similarities]
         rows = zip(self.similarities, norms, places, strict=True)
         parts = [s.curvature_bound(y) + pull * norm.value.square() for s, norm, y in rows]
-        steepest = max(activation.lipschitz for activation in self.activations)
-        return combined(norms, steepest * torch.stack(parts).amax(0))
+        return combined(norms, self.lipschitz * torch.stack(parts).amax(0))
 
 
-class _KernelBranchesLinearization(Linearization):
+class KernelBranchesLinearization(Linearization):
     """`J = D H`, `D = diag σ' ⪰ 0`, `H = diag(k''(t_i) c_ic_iᵀ/n_i) + Wᵀ∂hW` symmetric."""
 
     structure = "symmetrizable"
@@ -160,18 +164,19 @@ class _KernelBranchesLinearization(Linearization):
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        return symmetrized(self._slope, self._product, self._pullback)
+        return symmetrized(self._slope, self.hessian, self._pullback)
 
     def jvp(self, tangent: State) -> State:
-        return map_state(torch.mul, self._slope, self._product(tangent))
+        return map_state(torch.mul, self._slope, self.hessian(tangent))
 
     def vjp(self, cotangent: State) -> State:
-        return self._product(map_state(torch.mul, self._slope, cotangent))
+        return self.hessian(map_state(torch.mul, self._slope, cotangent))
 
     def pullback(self, cotangent: State) -> Gradients:
         return self._pullback(map_state(torch.mul, self._slope, cotangent))
 
-    def _product(self, v: State) -> tuple[Tensor, ...]:
+    def hessian(self, v: State) -> tuple[Tensor, ...]:
+        """`H v`."""
         moves = self._coupling.product(_lift(self._similarities, v))
         rows = zip(self._parts, tensors_of(v), moves, strict=True)
         return tuple(part.respond(own, move) for part, own, move in rows)

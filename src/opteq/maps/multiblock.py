@@ -17,6 +17,7 @@ from opteq.equation import (
     eliminated,
     with_tensors_of,
 )
+from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
 from opteq.results import Certificate, State, combined, tensors_of
@@ -32,10 +33,15 @@ class MultiBlockOptEq(EquilibriumMap):
 
     Args:
         deep: the deep OptEq, whose parameters it shares.
+
+    Raises:
+        ConfigError: if it is something else.
     """
 
     def __init__(self, deep: DeepOptEq) -> None:
         super().__init__()
+        if not isinstance(deep, DeepOptEq):
+            raise ConfigError(f"Expected `deep` to be a DeepOptEq, got {type(deep).__name__}.")
         self.deep = deep
 
     def bind(self, x: State) -> MultiBlockEquation:

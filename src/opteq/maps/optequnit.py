@@ -54,8 +54,8 @@ class OptEqUnit(EquilibriumMap):
     ) -> None:
         super().__init__()
         expect_operator(W, "W")
-        if not mu > 0:
-            raise ConfigError(f"Expected `mu` to be positive, got {mu}.")
+        if not 0 < mu < math.inf:
+            raise ConfigError(f"Expected `mu` to be positive and finite, got {mu}.")
         if max_norm is not None and not max_norm > 0:
             raise ConfigError(f"Expected `max_norm` to be positive or None, got {max_norm}.")
         self.W = W

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from opteq.equation import Equation, Gradients, Linearization
 from opteq.errors import ConfigError
-from opteq.maps.base import EquilibriumMap
+from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.maps.chain import ChainEquation
 from opteq.objectives.batch_regularisers import BatchRegulariser
 from opteq.objectives.regularisers import Regulariser, squared_norm
@@ -38,15 +39,19 @@ class Regularised(EquilibriumMap):
         form: `"gradient"`, or `"prox"` for regularisers that have one.
 
     Raises:
-        ConfigError: for an unknown form, a prox that does not exist, or `γ ≥ 2/L_R`.
+        ConfigError: for an unknown form, a prox that does not exist, or `γ ≥ 2/L_R`; when bound, for a
+            `map` whose state has several branches.
     """
 
     def __init__(
         self, map: EquilibriumMap, regulariser: Regulariser, gamma: float, form: str = "gradient"
     ) -> None:
         super().__init__()
-        if not gamma > 0:
-            raise ConfigError(f"Expected `gamma` to be positive, got {gamma}.")
+        expect_map(map)
+        if not isinstance(regulariser, Regulariser):
+            raise ConfigError(f"Expected `regulariser` to be one such as SquaredNorm(), got {regulariser!r}.")
+        if not 0 < gamma < math.inf:
+            raise ConfigError(f"Expected `gamma` to be positive and finite, got {gamma}.")
         if form not in _FORMS:
             raise ConfigError(f"Expected `form` to be one of {', '.join(_FORMS)}, got {form!r}.")
         if form == "prox":
@@ -61,8 +66,8 @@ class Regularised(EquilibriumMap):
         self.gamma, self.form = float(gamma), form
 
     def bind(self, x: State) -> ChainEquation:
-        inner = self.map.bind(x)
-        step = StepEquation(self.regulariser, self.gamma, self.form, inner.initial())
+        inner, start = bind_single(self.map, x)
+        step = StepEquation(self.regulariser, self.gamma, self.form, start)
         return ChainEquation((step, inner), inner.start if isinstance(inner, ChainEquation) else None)
 
     def extra_repr(self) -> str:
@@ -76,7 +81,7 @@ class StepEquation(Equation):
     regulariser: Regulariser
     gamma: float
     form: str
-    zero: State
+    zero: Tensor
 
     @property
     def has_energy(self) -> bool:
@@ -118,7 +123,6 @@ class StepEquation(Equation):
 
     def contraction(self, state: State | None = None) -> Certificate:
         """The Lipschitz constant of the step, from the bounds on the curvature of `R`."""
-        assert isinstance(self.zero, Tensor)
         curvature, kind, assumptions = self.regulariser.curvature, "bound", ()
         if curvature is None:
             curvature, kind = (0.0, 0.0), "estimate"
@@ -128,7 +132,9 @@ class StepEquation(Equation):
             value = 1 / (1 + self.gamma * low)
         else:
             value = max(abs(1 - self.gamma * low), abs(1 - self.gamma * high))
-        return Certificate(self.zero.new_full((len(self.zero),), value), kind, assumptions)
+        # In float64, for which the rounding of float32 could turn a bound into less.
+        values = self.zero.new_full((len(self.zero),), value, dtype=torch.float64)
+        return Certificate(values, kind, assumptions)
 
     def linearize(self, state: State) -> Linearization:
         return self.value_and_linearization(state)[1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from numbers import Real
 from typing import Self
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
 from opteq.errors import ConfigError
-from opteq.maps.base import EquilibriumMap
+from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.results import Certificate, State, map_state
 
 
@@ -25,8 +26,9 @@ class SkipWeight(nn.Module):
 
     def __init__(self, alpha: float, learn: bool = False) -> None:
         super().__init__()
-        if not 0 < alpha <= 1:
-            raise ConfigError(f"Expected `alpha` in (0, 1], got {alpha}.")
+        # A truth value is a number to Python, but not to a reader.
+        if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 < alpha <= 1:
+            raise ConfigError(f"Expected `alpha` in (0, 1], got {alpha!r}.")
         if learn and alpha == 1:
             raise ConfigError("A learned `alpha` starts inside (0, 1), not at 1; start at 0.99 instead.")
         self.alpha = float(alpha)
@@ -52,15 +54,16 @@ class MoreauSkip(EquilibriumMap):
         learn_alpha: learn `α`, starting from `alpha`.
 
     Raises:
-        ConfigError: if `alpha` is out of range.
+        ConfigError: if `alpha` is out of range; when bound, for a `map` whose state has several branches.
     """
 
     def __init__(self, map: EquilibriumMap, alpha: float = 0.8, learn_alpha: bool = False) -> None:
         super().__init__()
+        expect_map(map)
         self.map, self.weight = map, SkipWeight(alpha, learn_alpha)
 
     def bind(self, x: State) -> SkipEquation:
-        return SkipEquation(self.map.bind(x), self.weight())
+        return SkipEquation(bind_single(self.map, x)[0], self.weight())
 
 
 @dataclass(frozen=True, eq=False)

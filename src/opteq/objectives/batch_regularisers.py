@@ -68,7 +68,8 @@ class BatchRegulariser(nn.Module, Regulariser):
                 f"{name} was trained on features of shape {tuple(self.reference.shape[1:])}"
                 f" and cannot be compared with {tuple(z.shape[1:])}; use images of the training size."
             )
-        return self.gradient_against(z, self.reference)
+        # Certificates look at a layer in float64.
+        return self.gradient_against(z, self.reference.to(z.dtype))
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         # The reference has the shape of the last training batch, which a new module cannot know.

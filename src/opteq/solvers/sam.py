@@ -58,6 +58,8 @@ class SAM:
     eta: float | None = None
 
     def __post_init__(self) -> None:
+        smooth = hasattr(self.regulariser, "gradient") and hasattr(self.regulariser, "lipschitz")
+        require(smooth, self, "regulariser", "an object with `gradient` and `lipschitz`")
         require(self.rho > 0, self, "rho", "positive")
         require(self.c is None or self.c > 0, self, "c", "positive or None")
         require(self.rho + 2 * (self.c or 0) < 1, self, "rho", "less than 1 - 2c")

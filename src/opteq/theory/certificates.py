@@ -63,9 +63,18 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
         x: a batch of inputs.
 
     Raises:
-        ConfigError: for a map whose readout is not its state.
+        ConfigError: for a map whose readout is not its state, or whose samples enter each other's
+            equation, as in training with a batch-coupled regulariser.
     """
-    equation, computed = layer.bind(x), layer.solve(x).value
+    if not isinstance(layer, EquilibriumLayer):
+        raise ConfigError(f"Expected an EquilibriumLayer to certify, got {type(layer).__name__}.")
+    equation = layer.bind(x)
+    if equation.batch_coupled:
+        raise ConfigError(
+            "In training the regulariser makes one system of the batch, with no certificate for a sample;"
+            " call eval() first."
+        )
+    computed = layer.solve(x).value
     if equation.readout(computed) is not computed:
         raise ConfigError(
             f"{type(layer.map).__name__} reads out something else than its state, which is what is certified."

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from opteq.equation import Equation
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, ShapeError
 from opteq.maps.chain import ChainEquation
 from opteq.maps.multiblock import MultiBlockEquation
 from opteq.maps.skip import SkipEquation
@@ -27,7 +27,8 @@ def theorem2_residual(equation: ChainEquation | MultiBlockEquation, state: State
         state: `z` of the deep model, or the blocks `z̃` of the multi-block form.
 
     Raises:
-        ConfigError: if a unit is not proximal, as in a regularised model.
+        ConfigError: for another equation, or if a unit is not proximal, as in a regularised model.
+        ShapeError: if the state does not fit.
     """
     blocks = _blocks(equation, state)
     residuals = []
@@ -49,12 +50,13 @@ def corollary1_objective(equation: ChainEquation | MultiBlockEquation, blocks: S
         ConfigError: for any number of units but two (three and more have no scalar objective), and for
             `α = 1`, where the envelopes are not finite everywhere.
     """
-    if len(equation.units) != 2:
+    checked = _blocks(equation, blocks)
+    if len(checked) != 2:
         raise ConfigError(
-            f"Corollary 1 is about two units, got {len(equation.units)}; three and more have no scalar"
+            f"Corollary 1 is about two units, got {len(checked)}; three and more have no scalar"
             " objective, see theorem2_residual."
         )
-    z_1, z_0 = _blocks(equation, blocks)
+    z_1, z_0 = checked
     total = 0.5 * (z_1 - z_0).square().flatten(1).sum(1)
     for unit, z in zip(equation.units, (z_1, z_0), strict=True):
         total = total + Envelope(*_unit(unit)).value(z)
@@ -62,9 +64,21 @@ def corollary1_objective(equation: ChainEquation | MultiBlockEquation, blocks: S
 
 
 def _blocks(equation: ChainEquation | MultiBlockEquation, state: State) -> tuple[Tensor, ...]:
-    if isinstance(equation, ChainEquation) and isinstance(state, Tensor):
+    if not isinstance(equation, ChainEquation | MultiBlockEquation):
+        raise ConfigError(
+            f"Expected the equation of a DeepOptEq or MultiBlockOptEq, got a {type(equation).__name__}."
+        )
+    shape = tensors_of(equation.units[0].initial())[0].shape
+    given = tensors_of(state)
+    if isinstance(equation, ChainEquation) and isinstance(state, Tensor) and state.shape == shape:
         state = equation.detach().blocks(state.detach())
-    return tuple(t.detach() for t in tensors_of(state))
+    blocks = tuple(t.detach() for t in tensors_of(state))
+    if [b.shape for b in blocks] != [shape] * len(equation.units):
+        raise ShapeError(
+            f"Expected {len(equation.units)} blocks of shape {tuple(shape)}, or the state of the deep model,"
+            f" got {', '.join(str(tuple(t.shape)) for t in given)}."
+        )
+    return blocks
 
 
 def _unit(unit: object) -> tuple[Equation, float]:

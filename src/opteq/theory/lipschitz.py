@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from opteq.activations import ReLU
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
-from opteq.maps.base import EquilibriumMap, state_shape
+from opteq.maps.base import EquilibriumMap, Injection, state_shape
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import ADAPTIVE_NUMERATOR, GaussianMap
 from opteq.maps.kernel import KernelMap
@@ -66,7 +66,7 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: Tensor) -> Certificate:
 
     Args:
         map: an `OptEqUnit`, a `DeepOptEq`, a `GaussianMap`, a linear `KernelMap`, a `Parallel` of such, or an
-            `MOptEq`.
+            `MOptEq` of `OptEqUnit`s.
         x: a batch of inputs; only its shape matters.
 
     Raises:
@@ -126,7 +126,8 @@ def _coupled_bound(map: MOptEq, x: Tensor) -> float:
     if map.coupling.hard:
         raise ConfigError("With tau=0 the map jumps: no Lipschitz bound holds; give the coupling a `tau`.")
     equation = map.bind(x)
-    assert isinstance(equation, MultiBranchEquation)
+    if not isinstance(equation, MultiBranchEquation):
+        raise ConfigError("No Lipschitz bound is known for coupled kernel maps; couple OptEqUnits instead.")
     pull = equation.branches.contraction().value.max().item()
     room = _room(equation.uniqueness().value.max().item())
     push = math.hypot(
@@ -253,6 +254,8 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
             return equilibrium_lipschitz(stage.map, x).value.item()
         case LinearOperator():
             return stage.norm_bound(tuple(x.shape[1:])).item()
+        case Injection(operator=operator):
+            return _bound(operator, x)
         case nn.Linear():
             return torch.linalg.matrix_norm(stage.weight.double(), 2).item() * (1 + 1e-12)
         case nn.Conv2d(padding_mode="zeros", dilation=(1, 1)):

@@ -13,6 +13,7 @@ from opteq.equation import Equation
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
 from opteq.maps.chain import ChainEquation
+from opteq.maps.kernelbranches import KernelBranchesEquation
 from opteq.maps.multibranch import MultiBranchEquation
 from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
@@ -91,7 +92,8 @@ def kind_at(equation: Equation, state: State) -> EquilibriumKind:
       Jacobians are at most 1: the larger counts. So it does for independent branches, whose objectives add.
     - Coupled branches have the `G` of `MOptEq`. In the variables `y_i/√(μ_iL_σ)` its convex rest has a
       modulus of at least 1, and the coupling takes the place of `-S`: `∇²S` is `B ∂h Bᵀ` with the
-      `B = diag(√(L_σ/μ_i) W_i)`, and everywhere at most `q`.
+      `B = diag(√(L_σ/μ_i) W_i)`, and everywhere at most `q`. With kernels it is `L_σ` times the `H` of
+      `J = D H`.
 
     Args:
         equation: in float64.
@@ -122,7 +124,7 @@ def curvature_bound(equation: Equation) -> Certificate:
             return _largest([curvature_bound(part) for part in parts])
         case ChainEquation(units=parts) if equation.has_energy:
             return _largest([curvature_bound(part) for part in parts])
-        case MultiBranchEquation() if not equation.coupling.options.hard:
+        case MultiBranchEquation() | KernelBranchesEquation() if not equation.coupling.options.hard:
             return equation.uniqueness()
         case SimilarityEquation():
             return largest_curvature(equation.similarity)
@@ -160,6 +162,12 @@ def _curvature(equation: Equation, state: State) -> Tensor:
             return torch.maximum(_curvature(first, state), _curvature(second, first(state)))
         case MultiBranchEquation():
             return _coupled_curvature(equation, state)
+        case KernelBranchesEquation():
+            space, hessian = Space(state), equation.linearize(state).hessian
+            largest = _largest_eigenvalue(
+                lambda v: space.flatten(hessian(space.restore(v))), space.flatten(state)
+            )
+            return equation.lipschitz * largest
     assert isinstance(state, Tensor)
     if isinstance(equation, SimilarityEquation):
         product = equation.similarity.linearize(state).product

@@ -60,8 +60,11 @@ def check_proximal(
         tolerance: by how much symmetry, semidefiniteness and norm may be off.
 
     Raises:
-        ShapeError: if the map changes the shape, or has more than 2048 entries per sample.
+        ShapeError: if there are no points, or the map changes the shape or has more than 2048 entries per
+            sample.
     """
+    if not len(points):
+        raise ShapeError("Expected at least one point to look at, got none.")
     count = points[0].numel()
     if count > _LARGEST_STATE:
         raise ShapeError(
