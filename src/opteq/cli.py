@@ -104,11 +104,9 @@ def _predict(options: list[str]) -> None:
     chosen = parser.parse_args(options)
 
     from opteq.models.loading import ModelCard, load
-    from opteq.training.predict import predict_folder, write_predictions
+    from opteq.training.predict import predict_to_file
 
-    predictions = predict_folder(load(chosen.run), ModelCard.read(chosen.run), chosen.folder)
-    write_predictions(chosen.output, predictions)
-    print(f"Wrote {len(predictions)} predictions to {chosen.output}.")
+    print(predict_to_file(load(chosen.run), ModelCard.read(chosen.run), chosen.folder, chosen.output))
 
 
 def _reproduce(options: list[str]) -> None:

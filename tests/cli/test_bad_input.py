@@ -9,6 +9,7 @@ from PIL import Image
 
 from opteq.cli import main
 from opteq.configs import presets
+from opteq.files import exclusive
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +77,11 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         (["--data.train_limit", "5000"], "Expected `train_limit` between 1 and 1293"),
         (["--trainer.accelerator", "tpu"], "torch_xla"),
         (["--trainer.max_epochs", "-1"], "set --trainer.max_epochs"),
+        (["--model.learning_rate", "1e30"], "lower the learning rate"),
+        (
+            ["--model.network.solver=Anderson", "--model.network.solver.tol=0"],
+            "tol=0 cannot be reached in float32; use at least 2e-06 or a wider dtype.",
+        ),
     ],
 )
 def test_options(refuses, tiny, options, sentence):
@@ -89,9 +95,18 @@ def test_unknown_key_in_a_file(refuses, tmp_path, tiny):
     )
 
 
-def test_file_that_is_not_yaml(refuses, tmp_path):
-    (tmp_path / "my.yaml").write_text("model: [\n")
-    assert "Problems parsing config" in refuses("fit", "--config", "my.yaml")
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"model: [\n", "my.yaml is not valid YAML: while parsing"),
+        (b"\xff\xfe\x00", "my.yaml is not a text file"),
+        (b"", "Expected my.yaml to hold options such as trainer: {max_epochs: 5}, got None."),
+        (b"- 1\n", "to hold options such as trainer: {max_epochs: 5}, got [1]."),
+    ],
+)
+def test_file_that_is_no_configuration(refuses, tmp_path, content, sentence):
+    (tmp_path / "my.yaml").write_bytes(content)
+    assert sentence in refuses("fit", "--config", "my.yaml")
 
 
 class TestData:
@@ -184,6 +199,39 @@ class TestCheckpoints:
             command, "--config", tiny, "--ckpt_path", checkpoint, "--model.network.channels", 6, *extra
         )
         assert "The checkpoint is from another model" in sentence
+
+    def test_configuration_that_is_not_text(self, refuses, copy):
+        (copy / "config.yaml").write_bytes(b"\xff\x00")
+        assert "config.yaml is not a text file" in refuses("test", copy)
+
+    @pytest.mark.parametrize("command", ["fit", "reproduce"])
+    def test_a_folder_in_which_another_process_is_at_work(self, refuses, tiny, copy, command, tmp_path):
+        before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
+        options = {
+            "fit": ("--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", 2),
+            "reproduce": ("opteq-features", "--output", copy),
+        }
+        with exclusive(copy):
+            assert "Another process is at work in" in refuses(command, *options[command])
+        assert {path: path.read_bytes() for path in before} == before
+        assert not (copy / "plan.json").exists()
+
+    @pytest.mark.parametrize(
+        ("output", "sentence"), [("none/p.csv", "The folder none does not exist"), (".", "is a folder")]
+    )
+    def test_predictions_without_a_place(self, refuses, copy, tmp_path, output, sentence):
+        Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "0.png")
+        assert sentence in refuses("predict", copy, tmp_path, "--output", output)
+
+    def test_unreadable_images_are_skipped_and_named(self, opteq, copy, tmp_path):
+        (tmp_path / "images").mkdir()
+        Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "images" / "0.png")
+        (tmp_path / "images" / "1.png").write_bytes(b"not an image")
+        status, out, _ = opteq("predict", copy, "images")
+        first, second = out.splitlines()
+        assert status == 0
+        assert first == "Wrote 1 predictions to predictions.csv."
+        assert second.startswith("Skipped: Could not read the image images/1.png")
 
     def test_truncated_weights(self, refuses, copy, tmp_path):
         path = copy / "model.safetensors"

@@ -19,6 +19,13 @@ def make_network(**options):
     return OptEqClassifier(in_channels=1, classes=2, channels=4, hidden=4, **options).eval()
 
 
+def predict(network, tmp_path):
+    def refuse(reason):
+        raise AssertionError(reason)
+
+    return predict_folder(network, CARD, tmp_path / "images", refuse)
+
+
 @pytest.fixture
 def images(tmp_path):
     """70 grey images, more than a batch, in two folders."""
@@ -32,7 +39,7 @@ def images(tmp_path):
 
 def test_agrees_with_the_network(images, tmp_path):
     network = make_network()
-    predictions = predict_folder(network, CARD, tmp_path / "images")
+    predictions = predict(network, tmp_path)
     assert [prediction.path.name for prediction in predictions] == [f"{i:02}.png" for i in range(70)]
     with torch.no_grad():
         x = (torch.from_numpy(images)[:, None] / 255 - 0.25) / 0.5
@@ -46,19 +53,19 @@ def test_agrees_with_the_network(images, tmp_path):
 
 def test_unconverged_images_are_marked(images, tmp_path):
     network = make_network(depth=2, solver=Anderson(tol=1e-5, max_steps=1))
-    predictions = predict_folder(network, CARD, tmp_path / "images")
+    predictions = predict(network, tmp_path)
     assert not any(p.converged for p in predictions)
     assert min(p.residual for p in predictions) > 1e-5
 
 
 def test_without_equilibrium_layers(images, tmp_path):
     network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 2))
-    predictions = predict_folder(network, CARD, tmp_path / "images")
+    predictions = predict(network, tmp_path)
     assert all(p.converged and p.residual == 0 for p in predictions)
 
 
 def test_the_table(images, tmp_path):
-    predictions = predict_folder(make_network(), CARD, tmp_path / "images")
+    predictions = predict(make_network(), tmp_path)
     write_predictions(tmp_path / "out.csv", predictions)
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -68,7 +75,23 @@ def test_the_table(images, tmp_path):
     assert float(rows[3]["confidence"]) == predictions[3].confidence
 
 
-def test_an_unreadable_image_is_named(images, tmp_path):
+@pytest.mark.parametrize("content", [b"no", b"", b"\x89PNG\r\n\x1a\n"])
+def test_an_unreadable_image_is_skipped_and_named(images, tmp_path, content):
+    everything = predict(make_network(), tmp_path)
+    bad = tmp_path / "images" / "0" / "03.png"
+    bad.write_bytes(content)
+    (tmp_path / "images" / "folder.png").mkdir()  # named like an image
+    reasons: list[str] = []
+    predictions = predict_folder(make_network(), CARD, tmp_path / "images", reasons.append)
+    assert len(reasons) == 1
+    assert f"Could not read the image {bad}" in reasons[0]
+    assert [p.path for p in predictions] == [p.path for p in everything if p.path != bad]
+    expected = [p.confidence for p in everything if p.path != bad]
+    np.testing.assert_allclose([p.confidence for p in predictions], expected, rtol=1e-4)
+
+
+def test_a_folder_without_a_readable_image_is_refused(tmp_path):
+    (tmp_path / "images").mkdir()
     (tmp_path / "images" / "x.jpg").write_bytes(b"no")
-    with pytest.raises(ConfigError, match=r"x\.jpg"):
-        predict_folder(make_network(), CARD, tmp_path / "images")
+    with pytest.raises(ConfigError, match=r"None of the 1 images in .* could be read"):
+        predict_folder(make_network(), CARD, tmp_path / "images", print)

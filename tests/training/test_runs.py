@@ -86,3 +86,10 @@ def test_checkpoint_options(tmp_path):
     ]
     with pytest.raises(ConfigError, match="not the folder of a run"):
         checkpoint_options(tmp_path)
+
+
+def test_a_damaged_best_checkpoint_is_named_before_the_training(tmp_path):
+    folder = finished(tmp_path, "digits")
+    (folder / "checkpoints" / "best.ckpt").write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"best\.ckpt is damaged; move it away to resume without it"):
+        resume_run(folder, MODEL)

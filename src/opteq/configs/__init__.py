@@ -11,6 +11,8 @@ from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
 
+import yaml
+
 from opteq.errors import ConfigError
 
 
@@ -40,9 +42,20 @@ def resolve_config(name_or_file: str) -> Path:
     """The file of a packaged configuration, or the file itself.
 
     Raises:
-        ConfigError: It is neither.
+        ConfigError: It is neither, or the file does not hold options.
     """
-    return find_file(name_or_file, packaged(__name__), "preset")
+    path = find_file(name_or_file, packaged(__name__), "preset")
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file; give a configuration in YAML.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    if not isinstance(content, Mapping):
+        raise ConfigError(
+            f"Expected {path} to hold options such as trainer: {{max_epochs: 5}}, got {content!r}."
+        )
+    return path
 
 
 def find_file(name_or_file: str, known: Mapping[str, Path], kind: str) -> Path:

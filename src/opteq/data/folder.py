@@ -81,7 +81,8 @@ def find_images(folder: Path) -> list[Path]:
     """
     if not folder.is_dir():
         raise ConfigError(f"The folder {folder} does not exist.")
-    images = sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+    named = (path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+    images = sorted(path for path in named if path.is_file())
     if not images:
         raise ConfigError(f"The folder {folder} holds no images ({', '.join(IMG_EXTENSIONS)}).")
     return images

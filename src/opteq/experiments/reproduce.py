@@ -14,7 +14,7 @@ from torch import nn
 from opteq.data.base import ImageDataModule
 from opteq.errors import ConfigError
 from opteq.experiments.tables import Row, Table, run_name, trainings
-from opteq.files import read_json, write_json
+from opteq.files import exclusive, read_json, write_json
 from opteq.models.loading import build, load
 from opteq.training.checkpoints import LAST
 from opteq.training.command import run_command
@@ -40,9 +40,21 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
         report: receives one sentence per run.
 
     Raises:
-        ConfigError: `output` belongs to another table or other options.
+        ConfigError: `output` belongs to another table or other options, or another process is at work there.
     """
     measures = [_find(path) for path in table.measure]
+    output.mkdir(parents=True, exist_ok=True)
+    with exclusive(output):
+        _reproduce(table, measures, output, options, report)
+
+
+def _reproduce(
+    table: Table,
+    measures: Sequence[Measure],
+    output: Path,
+    options: Sequence[str],
+    report: Callable[[str], None],
+) -> None:
     _keep_plan(table, output, options)
     todo = trainings(table)
     for number, (row, seed) in enumerate(todo, start=1):
@@ -102,7 +114,6 @@ def _keep_plan(table: Table, output: Path, options: Sequence[str]) -> None:
         if earlier["options"] != plan["options"] or changed:
             what = f"its row {changed[0]} was" if changed else f"options {' '.join(earlier['options'])} were"
             raise ConfigError(f"{output} was made when {what} different; choose another --output.")
-    output.mkdir(parents=True, exist_ok=True)
     write_json(path, plan)
 
 

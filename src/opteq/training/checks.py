@@ -21,6 +21,8 @@ def check_match(network: nn.Module, data: ImageDataModule) -> None:
     training = network.training
     try:
         logits = network.eval()(images[:2])
+    except ConfigError:
+        raise  # about an option of the network, whatever the images
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"The network does not take the images of {data.title} ({channels} channels, "

@@ -1,6 +1,7 @@
 """The commands that train and evaluate, on Lightning's command line interface."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ import opteq.models.classifier
 import opteq.models.segmenter  # noqa: F401
 from opteq.data.base import ImageDataModule
 from opteq.errors import ConfigError, OpteqError
+from opteq.files import exclusive
 from opteq.models.loading import save_network
 from opteq.training.checkpoints import (
     LAST,
@@ -41,7 +43,7 @@ from opteq.training.meter import TrainingMeter
 from opteq.training.metrics_csv import MetricsCSV
 from opteq.training.module import ClassifierModule
 from opteq.training.parse_errors import explain, own_error
-from opteq.training.predict import predict_folder, write_predictions
+from opteq.training.predict import predict_to_file
 from opteq.training.results import model_card, write_summary, write_versions
 from opteq.training.runs import (
     METRICS,
@@ -102,18 +104,20 @@ class TrainingCLI(LightningCLI):
         self._meter = TrainingMeter()
         # Errors become one sentence, and a prefix of an option is not taken for the option.
         parser_options: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
-        super().__init__(
-            ClassifierModule,
-            ImageDataModule,
-            subclass_mode_data=True,
-            save_config_callback=None,
-            seed_everything_default=0,
-            trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False},
-            parser_kwargs=parser_options | dict.fromkeys(self.subcommands(), parser_options),
-            args=arguments,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
-        )
+        # The command runs inside the constructor; it holds the folder that it writes into.
+        with ExitStack() as self._held:
+            super().__init__(
+                ClassifierModule,
+                ImageDataModule,
+                subclass_mode_data=True,
+                save_config_callback=None,
+                seed_everything_default=0,
+                trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False},
+                parser_kwargs=parser_options | dict.fromkeys(self.subcommands(), parser_options),
+                args=arguments,
+                auto_configure_optimizers=False,
+                load_from_checkpoint_support=False,
+            )
 
     @staticmethod
     def subcommands() -> dict[str, set[str]]:
@@ -241,9 +245,7 @@ class TrainingCLI(LightningCLI):
         datamodule.setup("test")
         card = model_card(self._resolved_config()["model"]["network"], datamodule)
         options = self.config.predict
-        predictions = predict_folder(model.network, card, Path(options.images))
-        write_predictions(Path(options.output), predictions)
-        self.outcome = f"Wrote {len(predictions)} predictions to {options.output}."
+        self.outcome = predict_to_file(model.network, card, Path(options.images), Path(options.output))
 
     @property
     def _headline(self) -> str:
@@ -257,6 +259,9 @@ class TrainingCLI(LightningCLI):
         is_first_process = getattr(rank_zero_only, "rank", 0) == 0
         if options.ckpt_path == "last":
             folder = runs_dir / name if options.run else latest_run(runs_dir, name)
+            # Before its checkpoint is read, which the process that holds the folder would go on to change.
+            if is_first_process and folder.is_dir():
+                self._held.enter_context(exclusive(folder))
             run = resume_run(folder, config["model"])
             rank_zero_info(f"Resuming {folder} after {run.epochs} epochs from {run.checkpoint}.")
         else:
@@ -266,6 +271,8 @@ class TrainingCLI(LightningCLI):
                 if is_first_process
                 else Run(runs_dir / name, checkpoint)
             )
+            if is_first_process:
+                self._held.enter_context(exclusive(run.folder))
         if is_first_process:
             save_config(run.folder, config)
             write_versions(run.folder)

@@ -2,16 +2,15 @@
 
 import csv
 import io
+from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
 
 from opteq.data.folder import find_images
-from opteq.data.images import FileImages
+from opteq.data.images import read_image
 from opteq.data.preprocess import Normalization, Preprocess
 from opteq.errors import ConfigError
 from opteq.files import write_file
@@ -41,13 +40,42 @@ class Prediction:
     residual: float
 
 
-@torch.no_grad()
-def predict_folder(network: nn.Module, card: ModelCard, folder: Path) -> list[Prediction]:
-    """Classify every image in a folder and the folders inside it, in the order of their paths.
+def predict_to_file(network: nn.Module, card: ModelCard, folder: Path, output: Path) -> str:
+    """Classify the images in a folder into a CSV file, without those that cannot be read.
+
+    Returns:
+        What to tell the user, with a line for each image that was skipped.
 
     Raises:
-        ConfigError: The network does not classify whole images, the folder is missing or empty, or an image
-            cannot be read.
+        ConfigError: As for `predict_folder`, or there is no place for the file.
+    """
+    # Looked at first: a wrong name should not cost a pass over the images.
+    if output.is_dir():
+        raise ConfigError(f"{output} is a folder; give --output the name of a file.")
+    if not output.parent.is_dir():
+        raise ConfigError(f"The folder {output.parent} does not exist; create it or choose another --output.")
+    skipped: list[str] = []
+    predictions = predict_folder(network, card, folder, skipped.append)
+    write_predictions(output, predictions)
+    lines = [f"Wrote {len(predictions)} predictions to {output}.", *(f"Skipped: {text}" for text in skipped)]
+    return "\n".join(lines)
+
+
+@torch.no_grad()
+def predict_folder(
+    network: nn.Module, card: ModelCard, folder: Path, skip: Callable[[str], None]
+) -> list[Prediction]:
+    """Classify every image in a folder and the folders inside it, in the order of their paths.
+
+    Args:
+        network: The network.
+        card: What it takes and what its logits stand for.
+        folder: Folder of images.
+        skip: Receives the reason, which names the file, for each that cannot be read.
+
+    Raises:
+        ConfigError: The network does not classify whole images, the folder is missing or empty, or no image
+            in it can be read.
     """
     if not isinstance(card.image_size, int) or card.task != "classification":
         raise ConfigError(
@@ -56,20 +84,31 @@ def predict_folder(network: nn.Module, card: ModelCard, folder: Path) -> list[Pr
         )
     device = "cuda" if torch.cuda.is_available() else "cpu"
     network = network.to(device).eval()
-    paths = find_images(folder)
-    images = FileImages(paths, torch.zeros(len(paths), dtype=torch.long), card.in_channels, card.image_size)
     preprocess = Preprocess(Normalization(card.mean, card.std))
-    loader: DataLoader[Any] = DataLoader(images, BATCH_SIZE, collate_fn=preprocess)
     predictions: list[Prediction] = []
-    for batch, _ in loader:
+    files = find_images(folder)
+    for start in range(0, len(files), BATCH_SIZE):
+        pixels: dict[Path, Tensor] = {}
+        for path in files[start : start + BATCH_SIZE]:
+            try:
+                pixels[path] = read_image(path, card.in_channels, card.image_size)
+            except ConfigError as error:
+                skip(str(error))
+        if not pixels:
+            continue
+        batch, _ = preprocess(
+            (torch.stack(list(pixels.values())), torch.zeros(len(pixels), dtype=torch.long))
+        )
         ends = _Ends()
         with solve_log(network, SolveLog(forward=ends)):
             logits = network(batch.to(device))
         confidences, labels = logits.softmax(1).max(1)
         converged, residuals = ends.per_image(len(batch))
         rows = zip(labels.tolist(), confidences.tolist(), converged.tolist(), residuals.tolist(), strict=True)
-        for label, *numbers in rows:
-            predictions.append(Prediction(paths[len(predictions)], card.class_names[label], *numbers))
+        for path, (label, *numbers) in zip(pixels, rows, strict=True):
+            predictions.append(Prediction(path, card.class_names[label], *numbers))
+    if not predictions:
+        raise ConfigError(f"None of the {len(files)} images in {folder} could be read.")
     return predictions
 
 

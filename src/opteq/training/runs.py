@@ -87,6 +87,13 @@ def resume_run(folder: Path, model: Mapping[str, Any]) -> Run:
     """
     checkpoint = folder / CHECKPOINTS / LAST
     epochs = read_checkpoint(checkpoint)["epoch"] + 1
+    best = folder / CHECKPOINTS / BEST
+    if best.is_file():
+        # Needed at the end only, but better missed now.
+        try:
+            read_checkpoint(best)
+        except ConfigError as error:
+            raise ConfigError(f"{best} is damaged; move it away to resume without it.") from error
     path = folder / CONFIG
     if path.is_file():
         try:
