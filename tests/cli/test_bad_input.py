@@ -64,6 +64,14 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         (["--model.network.solver", "Foo"], "Wrong value of model.network.solver: there is no class Foo."),
         (["--model.network.solver=Anderson", "--model.network.solver.tols=1"], "did you mean tol?"),
         (
+            ["--model.network.solver.tol", "1"],
+            "Choose a class before its options: --model.network.solver Anderson (or Broyden, ",
+        ),
+        (
+            ["--model.network.gradient.tol", "1"],
+            "Choose a class before its options: --model.network.gradient Implicit (or OneStep, ",
+        ),
+        (
             ["--model.network.solver=Anderson", "--model.network.solver.memory=0"],
             "Expected `memory` of Anderson",
         ),

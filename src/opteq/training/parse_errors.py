@@ -35,6 +35,8 @@ def explain(report: str, options: Collection[str]) -> str:
         return _unknown("There is no option", f"{unknown[1]}.{unknown[2]}", options)
     if unknown := re.search(r"Subcommand '.+' does not accept option '(.+)'", report):
         return _unknown("There is no option", unknown[1], options)
+    if unchosen := _unchosen(report):
+        return unchosen
     if unknown := re.search(r"Option '(.+)' is not accepted", report):
         classes = re.findall(r"class_path '(.+?)'", report[: unknown.start()])
         if classes:
@@ -70,6 +72,26 @@ def _unknown(sentence: str, name: str, options: Collection[str]) -> str:
     siblings = {option for option in options if group and option.rpartition(".")[0] == group}
     valid = siblings or {option.split(".")[0] for option in options}
     return f"{sentence} {name}; there are {', '.join(sorted(valid))}."
+
+
+def _unchosen(report: str) -> str | None:
+    """What to say if an option belongs to a class that is still to be chosen, such as a solver."""
+    option = re.search(r"Given value: NestedArg\(key='(.+?)'", report)
+    base = re.search(r"but (\S+) is abstract|class_path '(\S+)':\s+Option '.+' is not accepted", report)
+    if option is None or base is None:
+        return None
+    choices = _leaves(cast(type, locate(base[1] or base[2])))
+    if not choices:
+        return None
+    name = "--" + ".".join(re.findall(r'Parser key "(.+?)"', report))
+    others = f" (or {', '.join(choices[1:])})" if choices[1:] else ""
+    return f"Choose a class before its options: {name} {choices[0]}{others} before {name}.{option[1]}."
+
+
+def _leaves(base: type) -> list[str]:
+    """Names of the classes below `base` that have none below them."""
+    found = (_leaves(cls) or [cls.__name__] for cls in base.__subclasses__())
+    return sorted({name for names in found for name in names})
 
 
 def _options_of(class_path: str) -> list[str]:
