@@ -16,7 +16,7 @@ opteq trains and examines optimization-induced equilibrium models.
   opteq fit --config NAME_OR_FILE      train; leaves runs/NAME with checkpoints and report.html
   opteq test RUN                       evaluate the best checkpoint on the test images
   opteq validate RUN                   the same on the validation images
-  opteq predict RUN FOLDER             classify the images in a folder, into predictions.csv
+  opteq predict RUN FOLDER_OR_IMAGE    classify images, into predictions.csv
   opteq reproduce                      list the tables of the papers that can be reproduced
   opteq reproduce TABLE                train and compare its rows; a second call goes on
 
@@ -24,10 +24,11 @@ Options change a configuration, for example
 
   --trainer.max_epochs 5               length of the training
   --model.network.channels 96          any argument of the network
-  --model.network.solver.tol 1e-3      any option of its solver
+  --model.network.solver Anderson      its solver, then any option of that,
+  --model.network.solver.tol 1e-4      which has to come after its name
   --data.root DIR                      where the data set is
   --data.batch_size 32                 images in a batch
-  --trainer.precision bf16-mixed       and every other option of Lightning's Trainer
+  --trainer.gradient_clip_val 1        and every other option of Lightning's Trainer
   --run NAME                           name of the folder in runs/
   --ckpt_path last                     go on with an interrupted training
 
@@ -91,34 +92,43 @@ def _run(arguments: list[str]) -> None:
 
 
 def _list_presets() -> None:
-    for preset in presets():
-        print(f"{preset.name:22}{preset.description}")
-        print(f"{'':22}{preset.parameters:,} parameters; {preset.expected}")
+    _print_entries([(p.name, p.description, f"{p.parameters:,} parameters; {p.expected}") for p in presets()])
+
+
+def _print_entries(entries: Sequence[tuple[str, str, str]]) -> None:
+    """Print a name and two lines beside it for each entry."""
+    width = max(len(name) for name, _, _ in entries) + 2
+    for name, first, second in entries:
+        print(f"{name:{width}}{first}")
+        print(f"{'':{width}}{second}")
 
 
 def _predict(options: list[str]) -> None:
     parser = ArgumentParser(prog="opteq predict")
     parser.add_argument("run", type=Path, help="folder of a finished run")
-    parser.add_argument("folder", type=Path, help="folder of images")
+    parser.add_argument("images", type=Path, help="folder of images, or one image")
     parser.add_argument("--output", type=Path, default=Path("predictions.csv"), help="CSV file to write")
     chosen = parser.parse_args(options)
 
     from opteq.models.loading import ModelCard, load
     from opteq.training.predict import predict_to_file
 
-    print(predict_to_file(load(chosen.run), ModelCard.read(chosen.run), chosen.folder, chosen.output))
+    print(predict_to_file(load(chosen.run), ModelCard.read(chosen.run), chosen.images, chosen.output))
 
 
 def _reproduce(options: list[str]) -> None:
-    from opteq.experiments.tables import read_table, table_names
+    from opteq.experiments.tables import read_table, table_names, trainings
 
     if not options:
-        for name in table_names():
-            table = read_table(name)
-            print(f"{name:22}{table.title}")
-            print(f"{'':22}{table.source}; {sum(row.seeds for row in table.rows)} trainings")
+        tables = [read_table(name) for name in table_names()]
+        _print_entries([(t.name, t.title, f"{t.source}; {len(trainings(t))} trainings") for t in tables])
         return
-    parser = ArgumentParser(prog="opteq reproduce", allow_abbrev=False)
+    parser = ArgumentParser(
+        prog="opteq reproduce",
+        description="Train and compare the rows of a table; without a table, list those that there are.",
+        epilog="Options of opteq fit apply to all rows, for example --data.root DIR.",
+        allow_abbrev=False,
+    )
     parser.add_argument("table", help="name of a table, or a YAML file of the same form")
     parser.add_argument("--output", type=Path, help="folder of the runs and the table; reproduced/TABLE")
     chosen, of_fit = parser.parse_known_args(options)

@@ -1,5 +1,6 @@
 import csv
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -301,7 +302,8 @@ class TestPresets:
         status, out, _ = opteq("presets")
         assert status == 0
         for preset in presets():
-            assert preset.name in out
+            # The columns line up, however long a name is.
+            assert re.search(rf"^{preset.name}  +{re.escape(preset.description)}$", out, re.MULTILINE)
             assert f"{preset.parameters:,} parameters; {preset.expected}" in out
 
     @pytest.mark.parametrize("preset", presets(), ids=lambda preset: preset.name)
@@ -318,6 +320,17 @@ class TestPresets:
 
 
 class TestHelp:
+    def test_the_examples_of_options_are_accepted(self, opteq, capsys):
+        status, out, _ = opteq("--help")
+        examples = re.findall(r"^  (--(?:trainer|model|data)\S+) (\S+)", out, re.MULTILINE)
+        assert (status, len(examples)) == (0, 7)
+        options = [word for example in examples for word in example]
+        with pytest.raises(SystemExit) as end:
+            opteq("fit", "--config", "fashion-geq", *options, "--print_config")
+        assert end.value.code == 0
+        config = yaml.safe_load(capsys.readouterr().out)
+        assert config["model"]["network"]["init_args"]["solver"]["init_args"]["tol"] == 1e-4
+
     @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["fit", "--help"]])
     def test_help(self, opteq, arguments):
         status, out, _ = opteq(*arguments)

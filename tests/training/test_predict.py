@@ -9,7 +9,7 @@ from opteq.errors import ConfigError
 from opteq.models.classifier import OptEqClassifier
 from opteq.models.loading import ModelCard
 from opteq.solvers.anderson import Anderson
-from opteq.training.predict import predict_folder, write_predictions
+from opteq.training.predict import predict_images, write_predictions
 
 CARD = ModelCard({}, ("cat", "dog"), 1, 8, (0.25,), (0.5,))
 
@@ -23,7 +23,7 @@ def predict(network, tmp_path):
     def refuse(reason):
         raise AssertionError(reason)
 
-    return predict_folder(network, CARD, tmp_path / "images", refuse)
+    return predict_images(network, CARD, tmp_path / "images", refuse)
 
 
 @pytest.fixture
@@ -49,6 +49,14 @@ def test_agrees_with_the_network(images, tmp_path):
     np.testing.assert_allclose([p.confidence for p in predictions], confidence, rtol=1e-4)
     np.testing.assert_allclose([p.residual for p in predictions], info.residual, rtol=0.05, atol=1e-7)
     assert all(p.converged for p in predictions)
+
+
+def test_one_image(images, tmp_path):
+    path = tmp_path / "images" / "0" / "03.png"
+    (alone,) = predict_images(make_network(), CARD, path, print)
+    among_others = predict(make_network(), tmp_path)[3]
+    assert (alone.path, alone.label) == (path, among_others.label)
+    assert alone.confidence == pytest.approx(among_others.confidence, rel=1e-4)
 
 
 def test_unconverged_images_are_marked(images, tmp_path):
@@ -82,7 +90,7 @@ def test_an_unreadable_image_is_skipped_and_named(images, tmp_path, content):
     bad.write_bytes(content)
     (tmp_path / "images" / "folder.png").mkdir()  # named like an image
     reasons: list[str] = []
-    predictions = predict_folder(make_network(), CARD, tmp_path / "images", reasons.append)
+    predictions = predict_images(make_network(), CARD, tmp_path / "images", reasons.append)
     assert len(reasons) == 1
     assert f"Could not read the image {bad}" in reasons[0]
     assert [p.path for p in predictions] == [p.path for p in everything if p.path != bad]
@@ -94,4 +102,4 @@ def test_a_folder_without_a_readable_image_is_refused(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "x.jpg").write_bytes(b"no")
     with pytest.raises(ConfigError, match=r"None of the 1 images in .* could be read"):
-        predict_folder(make_network(), CARD, tmp_path / "images", print)
+        predict_images(make_network(), CARD, tmp_path / "images", print)

@@ -42,15 +42,15 @@ class ModelCard:
     task: Literal["classification", "segmentation"] = "classification"
 
     @classmethod
-    def read(cls, folder: Path) -> Self:
-        """Read the card in `folder`.
+    def read(cls, run: str | Path) -> Self:
+        """Read the card in the folder of a run.
 
         Raises:
             ConfigError: There is none, or it is damaged.
         """
-        path = folder / CARD
+        path = Path(run) / CARD
         if not path.is_file():
-            raise ConfigError(f"{folder} holds no trained model ({CARD}); give the folder of a finished run.")
+            raise ConfigError(f"{run} holds no trained model ({CARD}); give the folder of a finished run.")
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:

@@ -134,6 +134,7 @@ def _coupled_bound(map: MOptEq, x: Tensor) -> float:
         *(
             math.sqrt(unit.activation.lipschitz / unit.mu) * _bound(unit.injection.operator, x)
             for unit in map.units
+            if isinstance(unit, OptEqUnit)
         )
     )
     # What the width adds: nothing without a D_τ.

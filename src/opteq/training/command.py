@@ -139,7 +139,7 @@ class TrainingCLI(LightningCLI):
             parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
             parser.add_argument("--report", type=bool, default=True, help="Write report.html at the end.")
         if subcommand == "predict":
-            parser.add_argument("--images", type=str, required=True, help="Folder of images to classify.")
+            parser.add_argument("--images", type=str, required=True, help="Folder of images, or one image.")
             parser.add_argument("--output", type=str, default="predictions.csv", help="CSV file to write.")
         return parser
 

@@ -1,4 +1,4 @@
-"""Predictions for a folder of images, with what is known about each solve."""
+"""Predictions for image files, with what is known about each solve."""
 
 import csv
 import io
@@ -40,14 +40,14 @@ class Prediction:
     residual: float
 
 
-def predict_to_file(network: nn.Module, card: ModelCard, folder: Path, output: Path) -> str:
-    """Classify the images in a folder into a CSV file, without those that cannot be read.
+def predict_to_file(network: nn.Module, card: ModelCard, images: Path, output: Path) -> str:
+    """Classify an image, or those in a folder that can be read, into a CSV file.
 
     Returns:
         What to tell the user, with a line for each image that was skipped.
 
     Raises:
-        ConfigError: As for `predict_folder`, or there is no place for the file.
+        ConfigError: As for `predict_images`, or there is no place for the file.
     """
     # Looked at first: a wrong name should not cost a pass over the images.
     if output.is_dir():
@@ -55,22 +55,22 @@ def predict_to_file(network: nn.Module, card: ModelCard, folder: Path, output: P
     if not output.parent.is_dir():
         raise ConfigError(f"The folder {output.parent} does not exist; create it or choose another --output.")
     skipped: list[str] = []
-    predictions = predict_folder(network, card, folder, skipped.append)
+    predictions = predict_images(network, card, images, skipped.append)
     write_predictions(output, predictions)
     lines = [f"Wrote {len(predictions)} predictions to {output}.", *(f"Skipped: {text}" for text in skipped)]
     return "\n".join(lines)
 
 
 @torch.no_grad()
-def predict_folder(
-    network: nn.Module, card: ModelCard, folder: Path, skip: Callable[[str], None]
+def predict_images(
+    network: nn.Module, card: ModelCard, images: Path, skip: Callable[[str], None]
 ) -> list[Prediction]:
-    """Classify every image in a folder and the folders inside it, in the order of their paths.
+    """Classify one image, or every image in a folder and the folders inside it, in the order of their paths.
 
     Args:
         network: The network.
         card: What it takes and what its logits stand for.
-        folder: Folder of images.
+        images: An image file or a folder.
         skip: Receives the reason, which names the file, for each that cannot be read.
 
     Raises:
@@ -86,7 +86,7 @@ def predict_folder(
     network = network.to(device).eval()
     preprocess = Preprocess(Normalization(card.mean, card.std))
     predictions: list[Prediction] = []
-    files = find_images(folder)
+    files = [images] if images.is_file() else find_images(images)
     for start in range(0, len(files), BATCH_SIZE):
         pixels: dict[Path, Tensor] = {}
         for path in files[start : start + BATCH_SIZE]:
@@ -108,7 +108,7 @@ def predict_folder(
         for path, (label, *numbers) in zip(pixels, rows, strict=True):
             predictions.append(Prediction(path, card.class_names[label], *numbers))
     if not predictions:
-        raise ConfigError(f"None of the {len(files)} images in {folder} could be read.")
+        raise ConfigError(f"None of the {len(files)} images in {images} could be read.")
     return predictions
 
 
