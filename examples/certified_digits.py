@@ -13,8 +13,6 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import opteq
-from opteq.theory.certificates import certify
-from opteq.theory.robustness import robust_radius
 
 
 def load() -> tuple[torch.Tensor, torch.Tensor]:
@@ -45,7 +43,7 @@ def main(epochs: int = 30) -> None:
     images, labels = images[1437:], labels[1437:]
     flatten, layer, _ = model
 
-    found = certify(layer, flatten(images))
+    found = opteq.certify(layer, flatten(images))
     gap = found.objective - found.objective_at_reference
     print(f"T contracts with constant {found.contraction.value.max():.3f}")
     print(f"relative residual        at most {found.residual.max():.1e}")
@@ -54,7 +52,7 @@ def main(epochs: int = 30) -> None:
     print(f"objective above its minimum by   {gap.max():.1e} at most")
 
     correct = model(images).argmax(1) == labels
-    radius = robust_radius(model, images)
+    radius = opteq.robust_radius(model, images)
     print(f"accuracy {correct.float().mean():.1%}")
     for size in (0.05, 0.1, 0.2, 0.4):
         safe = (correct & (radius > size)).float().mean()

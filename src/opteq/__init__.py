@@ -34,6 +34,8 @@ from opteq.solvers.broyden import Broyden
 from opteq.solvers.nesterov import Nesterov
 from opteq.solvers.picard import Picard
 from opteq.solvers.sam import SAM
+from opteq.theory.certificates import certify
+from opteq.theory.robustness import robust_radius
 
 __all__ = [
     "HSIC",
@@ -75,8 +77,10 @@ __all__ = [
     "SquaredNorm",
     "Unrolled",
     "WideOptEq",
+    "certify",
     "from_feedforward",
     "keep_freed_memory",
+    "robust_radius",
     "solve_log",
 ]
 

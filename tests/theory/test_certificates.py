@@ -17,10 +17,10 @@ from opteq import (
     Patches,
     Regularised,
     Unrolled,
+    certify,
     from_feedforward,
 )
 from opteq.errors import ConfigError
-from opteq.theory.certificates import certify
 
 
 def optequnit():
@@ -126,6 +126,12 @@ def test_contraction_bounds_against_the_jacobian(make):
     norm = torch.linalg.matrix_norm(jacobian, 2)
     assert norm <= certificate.local_contraction.value * (1 + 1e-6)
     assert (certificate.local_contraction.value <= certificate.contraction.value).all()
+
+
+def test_a_network_around_the_layer_is_refused():
+    network = torch.nn.Sequential(EquilibriumLayer(optequnit()[0]))
+    with pytest.raises(ConfigError, match="Expected `layer` to be an EquilibriumLayer, got Sequential"):
+        certify(network, torch.randn(2, 5))
 
 
 def test_no_bound_where_nothing_contracts():

@@ -63,11 +63,14 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
         x: a batch of inputs.
 
     Raises:
-        ConfigError: for a map whose readout is not its state, or whose samples enter each other's
+        ConfigError: for something else than a layer, or a map whose readout is not its state, or whose samples enter each other's
             equation, as in training with a batch-coupled regulariser.
     """
     if not isinstance(layer, EquilibriumLayer):
-        raise ConfigError(f"Expected an EquilibriumLayer to certify, got {type(layer).__name__}.")
+        raise ConfigError(
+            f"Expected an EquilibriumLayer to certify, got {type(layer).__name__}; certify a layer inside it,"
+            " for what that layer reads."
+        )
     equation = layer.bind(x)
     if equation.batch_coupled:
         raise ConfigError(
