@@ -399,5 +399,11 @@ def get_activation(activation: str | Activation) -> Activation:
     if isinstance(activation, Activation):
         return activation
     if activation not in ACTIVATIONS:
-        raise ConfigError(f"Expected `activation` to be one of {', '.join(ACTIVATIONS)}, got {activation!r}.")
+        got = (
+            repr(activation) if isinstance(activation, str) else f"an object of {type(activation).__module__}"
+        )
+        raise ConfigError(
+            f"Expected `activation` to be one of {', '.join(ACTIVATIONS)}, or an object of opteq.activations,"
+            f" got {got}."
+        )
     return ACTIVATIONS[activation]()

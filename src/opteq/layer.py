@@ -270,5 +270,6 @@ def _check_autocast(solver: Solver, device: torch.device) -> None:
     if solver.tol < floor:
         raise ConfigError(
             f"tol={solver.tol:g} cannot be reached under {str(dtype).removeprefix('torch.')} autocast;"
-            f" use at least {floor:.1g}, or leave autocast around this layer."
+            f" use at least {floor:.1g}, or call the layer on x.float()"
+            f' within torch.autocast("{device}", enabled=False).'
         )

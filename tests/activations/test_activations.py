@@ -37,6 +37,8 @@ def test_a_name_gives_the_activation_and_an_object_itself():
 def test_an_unknown_name_lists_the_valid_ones():
     with pytest.raises(ConfigError, match=r"relu, leaky_relu.*got 'swish'"):
         get_activation("swish")
+    with pytest.raises(ConfigError, match=r"or an object of opteq\.activations, got an object of torch\.nn"):
+        get_activation(torch.nn.ReLU())
 
 
 @pytest.mark.parametrize(

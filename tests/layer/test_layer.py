@@ -150,10 +150,14 @@ def test_a_tolerance_below_the_precision_of_autocast_is_refused():
     with (
         torch.autocast("cpu", torch.bfloat16),
         pytest.raises(
-            ConfigError, match=r"tol=0\.0001 cannot be reached under bfloat16 autocast; use at least"
-        ),
+            ConfigError, match=r"tol=0\.0001 cannot be reached under bfloat16 autocast; use at least 0\.008,"
+        ) as refusal,
     ):
         layer(torch.randn(2, 4))
+    # What it recommends works.
+    assert 'x.float() within torch.autocast("cpu", enabled=False)' in str(refusal.value)
+    with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
+        assert layer(torch.randn(2, 4)).dtype == torch.float32
 
 
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])

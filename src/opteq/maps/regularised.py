@@ -35,7 +35,8 @@ class Regularised(EquilibriumMap):
     Args:
         map: the map `T`.
         regulariser: `R`.
-        gamma: `γ > 0`.
+        gamma: `γ > 0`. For batch-coupled regularisers no limit is known beforehand: start small, at 1e-3 for
+            `Decorrelation` and batches of 64, and watch the convergence.
         form: `"gradient"`, or `"prox"` for regularisers that have one.
 
     Raises:
@@ -56,12 +57,8 @@ class Regularised(EquilibriumMap):
             raise ConfigError(f"Expected `form` to be one of {', '.join(_FORMS)}, got {form!r}.")
         if form == "prox":
             regulariser.prox(torch.zeros(1, 1), gamma)  # refuses where there is none
-        elif regulariser.convex and (regulariser.lipschitz is None or gamma * regulariser.lipschitz >= 2):
-            limit = 0 if regulariser.lipschitz is None else 2 / regulariser.lipschitz
-            raise ConfigError(
-                f"Expected `gamma` below 2/L = {limit:g} for {regulariser}, got {gamma};"
-                " lower it or use form='prox'."
-            )
+        elif regulariser.convex:
+            _check_step(regulariser, gamma)
         self.map, self.regulariser = map, regulariser
         self.gamma, self.form = float(gamma), form
 
@@ -72,6 +69,18 @@ class Regularised(EquilibriumMap):
 
     def extra_repr(self) -> str:
         return f"{self.regulariser}, gamma={self.gamma}, form={self.form}"
+
+
+def _check_step(regulariser: Regulariser, gamma: float) -> None:
+    """Refuse a gradient step on a convex `R` that does not come closer to its minimum."""
+    constant = regulariser.lipschitz
+    if constant is None:
+        raise ConfigError(f"The gradient of {regulariser} has no Lipschitz constant; use form='prox'.")
+    if gamma * constant >= 2:
+        raise ConfigError(
+            f"Expected `gamma` below 2/L = {2 / constant:g} for {regulariser}, got {gamma};"
+            " lower it or use form='prox'."
+        )
 
 
 @dataclass(frozen=True, eq=False)

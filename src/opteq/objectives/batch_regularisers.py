@@ -88,7 +88,8 @@ class Decorrelation(BatchRegulariser):
     (misprinted in Table 2). A row that is zero, as behind a ReLU, counts as uncorrelated with all others
     and gets no gradient.
 
-    Unbounded where rows approach zero: no Lipschitz constant.
+    Unbounded where rows approach zero: no Lipschitz constant. In a small batch some row nearly always does,
+    and solves with it fail however small `γ` is; use batches of dozens of samples.
     """
 
     def value(self, z: Tensor) -> Tensor:

@@ -37,7 +37,8 @@ class SAM:
     `λ = 0`, and the error falls about as `k^{-ρ}`.
 
     It is no `Solver`: near a fixed point that is not the one looked for, the residual of `T` is small
-    too, so a tolerance cannot tell when to stop.
+    too, so a tolerance cannot tell when to stop. A layer takes it as
+    `gradient=Unrolled(steps, select=SAM(R))`.
 
     Args:
         regulariser: `R`; anything with `gradient` and `lipschitz`.
