@@ -139,7 +139,7 @@ def _reproduce(options: list[str]) -> None:
     table = read_table(chosen.table)
     output = chosen.output or Path("reproduced") / table.name
     reproduce(table, output, of_fit, print)
-    print(f"Wrote {write_results(table, output)}.")
+    print(f"Wrote {write_results(table, output, of_fit)}.")
 
 
 def _train_or_evaluate(command: str, options: list[str]) -> None:

@@ -46,9 +46,9 @@ def stop(_: str) -> None:
 
 
 def test_a_stopped_table_goes_on_where_it_was(path, tmp_path, capsys):
-    output = tmp_path / "out"
+    output, options = tmp_path / "out", ["--data.batch_size", "32"]
     with pytest.raises(KeyboardInterrupt):
-        reproduce(read_table(str(path)), output, [], stop)
+        reproduce(read_table(str(path)), output, options, stop)
     first = output / "one-seed0" / "model.safetensors"
     written, weights = first.stat().st_mtime_ns, first.read_bytes()
     assert not (output / "tight-seed0").exists()
@@ -57,14 +57,14 @@ def test_a_stopped_table_goes_on_where_it_was(path, tmp_path, capsys):
     (output / "one-seed0" / "summary.json").unlink()
     (output / "one-seed0" / "scores.json").unlink()
     first.unlink()
-    assert main(["reproduce", str(path), "--output", str(output)]) == 0
+    assert main(["reproduce", str(path), "--output", str(output), *options]) == 0
     assert first.read_bytes() == weights
     written = first.stat().st_mtime_ns
     said = capsys.readouterr().out
     assert "[1/2] one" in said
     assert "[2/2] tight" in said
 
-    assert main(["reproduce", str(path), "--output", str(output)]) == 0
+    assert main(["reproduce", str(path), "--output", str(output), *options]) == 0
     assert first.stat().st_mtime_ns == written
     assert "[1/2]" not in capsys.readouterr().out
 
@@ -75,6 +75,7 @@ def test_a_stopped_table_goes_on_where_it_was(path, tmp_path, capsys):
         assert all(found[name] > 0 for name in ("inference_ms", "step_ms", "backward_ms"))
         assert found["mean_l1"] ** 2 <= found["mean_square"]
     lines = (output / "table.md").read_text().splitlines()
+    assert any("`--data.batch_size 32`" in line for line in lines)
     assert [line.split("|")[1].strip() for line in lines[-2:]] == ["one", "tight"]
     assert b"<svg" in (output / "table.svg").read_bytes()
     assert b"<svg" in (output / "curves.svg").read_bytes()

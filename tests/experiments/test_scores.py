@@ -62,3 +62,10 @@ def test_the_table_shows_means_spread_and_differences():
     # The differences are 11 and 10 points: 10.5 ± 12.706 · 0.5.
     assert b == "| b | 2 | 65.50 ± 6.36 | 1,234 | +10.50 ± 6.35 | better |"
     assert c == "| c | 0 | – | – | – | – |"
+
+
+def test_other_options_are_stated_above_the_table():
+    scores = {name: {} for name in "abc"}
+    text = markdown(TABLE, scores, ["--data.train_limit", "200"])
+    assert "`--data.train_limit 200`" in text.partition("| row |")[0]
+    assert "Options" not in markdown(TABLE, scores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from opteq.experiments.reproduce import scores_in
@@ -13,8 +14,13 @@ from opteq.plots.rows import draw_rows
 from opteq.plots.style import to_svg
 
 
-def write_results(table: Table, output: Path) -> Path:
+def write_results(table: Table, output: Path, options: Sequence[str]) -> Path:
     """Write `table.md`, `table.json`, `table.svg` and `curves.svg` from the runs that are finished.
+
+    Args:
+        table: what was trained.
+        output: folder of the runs.
+        options: options of `opteq fit` that took the place of the table's.
 
     Returns:
         Path of the Markdown file.
@@ -36,5 +42,5 @@ def write_results(table: Table, output: Path) -> Path:
     write_json(output / "table.json", scores)
     write_file(output / "table.svg", to_svg(figure))
     path = output / "table.md"
-    write_file(path, markdown(table, scores).encode())
+    write_file(path, markdown(table, scores, options).encode())
     return path

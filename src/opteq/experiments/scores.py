@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
@@ -75,8 +75,16 @@ def difference(row: Mapping[int, float], reference: Mapping[int, float]) -> Diff
     return Difference(fmean(pairs), quantile * stdev(pairs) / math.sqrt(len(pairs)), len(pairs))
 
 
-def markdown(table: Table, scores: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> str:
-    """The table as Markdown: mean ± standard deviation over seeds, and the paired difference."""
+def markdown(
+    table: Table, scores: Mapping[str, Mapping[int, Mapping[str, Any]]], options: Sequence[str] = ()
+) -> str:
+    """The table as Markdown: mean ± standard deviation over seeds, and the paired difference.
+
+    Args:
+        table: what was trained.
+        scores: the scores of every run, by row and seed.
+        options: options of `opteq fit` that took the place of the table's.
+    """
     compared = column(table.compare)
     headings = [column(name).heading for name in table.columns]
     lines = [
@@ -85,6 +93,11 @@ def markdown(table: Table, scores: Mapping[str, Mapping[int, Mapping[str, Any]]]
         f"{table.source}. Compared with {table.reference} seed by seed: mean difference, 95 % interval of"
         " Student's t, and its verdict; one pair decides nothing.",
         "",
+        *(
+            [f"Options beside the table's, which its title does not know: `{' '.join(options)}`.", ""]
+            if options
+            else []
+        ),
         f"| row | seeds | {' | '.join(headings)} | {compared.heading} − {table.reference} | verdict |",
         f"| :-- | --: |{' --: |' * len(headings)} --: | :-- |",
     ]
