@@ -10,7 +10,10 @@ from opteq import (
     Dense,
     EquilibriumLayer,
     GaussianMap,
+    HeritageDiversity,
+    KernelMap,
     LinearMixing,
+    MOptEq,
     Nesterov,
     OptEqUnit,
     Parallel,
@@ -130,7 +133,7 @@ def test_contraction_bounds_against_the_jacobian(make):
 
 def test_a_network_around_the_layer_is_refused():
     network = torch.nn.Sequential(EquilibriumLayer(optequnit()[0]))
-    with pytest.raises(ConfigError, match="Expected `layer` to be an EquilibriumLayer, got Sequential"):
+    with pytest.raises(ConfigError, match="Expected an EquilibriumLayer to certify, got Sequential"):
         certify(network, torch.randn(2, 5))
 
 
@@ -217,3 +220,10 @@ def test_refuses_what_has_no_certificate_sample_by_sample():
         certify(layer, x)
     with pytest.raises(ConfigError, match="Expected an EquilibriumLayer to certify, got OptEqUnit"):
         certify(optequnit()[0], x)
+
+
+def test_refuses_coupled_kernels_whose_readout_is_not_their_state():
+    units = [KernelMap(Dense(n, 3), Dense(4, n), "sigmoid") for n in (5, 6)]
+    layer = EquilibriumLayer(MOptEq(units, HeritageDiversity(0.1)))
+    with pytest.raises(ConfigError, match="MOptEq reads out something else than its state"):
+        certify(layer, torch.randn(2, 4))

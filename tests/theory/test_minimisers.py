@@ -20,6 +20,7 @@ from opteq import (
 from opteq.errors import ConfigError
 from opteq.maps.regularised import Regularised
 from opteq.objectives.regularisers import AbsoluteNorm, Incay
+from opteq.solvers.base import solve_fixed_point
 from opteq.theory.minimisers import equilibrium_kind
 from tests.conformance.instances import Student, seeded
 from tests.conformance.reference import jacobian, random
@@ -207,3 +208,30 @@ def test_chains_of_two_are_minimisers_of_their_objective():
     # Feature incay is not convex: nothing is certified.
     incay = Regularised(units[0], Incay(), 0.1)
     assert not equilibrium_kind(EquilibriumLayer(incay), x).minimiser.any()
+
+
+@pytest.mark.parametrize("kernel", ["polynomial", "sigmoid"])
+@pytest.mark.spec("R5.3", "R6.1")
+def test_the_kind_of_coupled_kernels_is_that_of_their_objective(kernel):
+    torch.manual_seed(0)
+    units = [KernelMap(Dense(n, 3), Dense(4, n), kernel, max_norm=0.8).double() for n in (5, 6)]
+    module, x = MOptEq(units, HeritageDiversity(0.1, tau=0.05)), random(1, 4)
+    layer = EquilibriumLayer(module, Anderson(tol=1e-12, max_steps=500))
+    kind = equilibrium_kind(layer, x)
+    assert kind.minimiser.all()
+
+    equation = module.bind(x).detach()
+    y, info = solve_fixed_point(equation, equation.initial(), layer.solver)
+    assert info.converged.all()
+
+    def rest(v):
+        """`G` without `1ᵀf(y) + ½‖y‖²`."""
+        state = tuple(v[None].split([5, 6], 1))
+        kernels = zip(equation.similarities, state, strict=True)
+        value = 0.5 * equation.coupling.value(equation.readout(state))
+        return (value - sum(similarity.kernel_value(part) for similarity, part in kernels)).sum()
+
+    hessian = -torch.autograd.functional.hessian(rest, torch.cat(y, 1)[0])
+    largest = torch.linalg.eigvalsh(hessian)[-1]
+    torch.testing.assert_close(kind.here.value[0], largest, rtol=1e-6, atol=1e-9)
+    assert largest <= kind.everywhere.value[0]

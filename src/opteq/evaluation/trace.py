@@ -16,7 +16,7 @@ from opteq.evaluation.images import Normalization, displayable
 from opteq.layer import EquilibriumLayer
 from opteq.operators.base import sharp_norms
 from opteq.results import State, map_state, tensors_of
-from opteq.theory.minimisers import certified_convex, curvature_bound, kind_at
+from opteq.theory.minimisers import certified_convex, curvature_bound, equilibrium_state, kind_at
 
 SHOWN_CHANNELS = 3
 
@@ -110,8 +110,9 @@ def _kinds(
         local = certified
         if not certified.all():
             # One by one: the estimate keeps many tensors like the state.
+            states = equilibrium_state(layer, layer.bind(x), equilibria)
             rows = [slice(i, i + 1) for i in range(len(certified))]
-            kinds = [kind_at(layer.bind(_part(x, row)), _part(equilibria, row)) for row in rows]
+            kinds = [kind_at(layer.bind(_part(x, row)), _part(states, row)) for row in rows]
             local = torch.cat([kind.local_minimiser for kind in kinds])
     return certified.numpy(), local.numpy()
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from opteq.equation import Equation
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
+from opteq.maps.kernelbranches import KernelBranchesEquation
 from opteq.maps.multibranch import MultiBranchEquation
 from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
@@ -63,8 +64,8 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
         x: a batch of inputs.
 
     Raises:
-        ConfigError: for something else than a layer, or a map whose readout is not its state, or whose samples enter each other's
-            equation, as in training with a batch-coupled regulariser.
+        ConfigError: for something else than a layer, or a map whose readout is not its state, or whose
+            samples enter each other's equation, as in training with a batch-coupled regulariser.
     """
     if not isinstance(layer, EquilibriumLayer):
         raise ConfigError(
@@ -78,7 +79,7 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
             " call eval() first."
         )
     computed = layer.solve(x).value
-    if equation.readout(computed) is not computed:
+    if isinstance(equation, KernelBranchesEquation) or equation.readout(computed) is not computed:
         raise ConfigError(
             f"{type(layer.map).__name__} reads out something else than its state, which is what is certified."
         )
