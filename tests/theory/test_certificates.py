@@ -223,7 +223,7 @@ def test_refuses_what_has_no_certificate_sample_by_sample():
 
 
 def test_refuses_coupled_kernels_whose_readout_is_not_their_state():
-    units = [KernelMap(Dense(n, 3), Dense(4, n), "sigmoid") for n in (5, 6)]
+    units = [KernelMap(Dense(n, 3), Dense(4, n), "sigmoid", max_norm=0.8) for n in (5, 6)]
     layer = EquilibriumLayer(MOptEq(units, HeritageDiversity(0.1)))
     with pytest.raises(ConfigError, match="MOptEq reads out something else than its state"):
         certify(layer, torch.randn(2, 4))
