@@ -14,7 +14,7 @@ def environment(device: torch.device) -> dict[str, str]:
     facts = {
         "processor": _processor(),
         "cores used": str(torch.get_num_threads()),
-        "system": platform.platform(terse=True),
+        "system": f"{platform.system()}-{platform.machine()}",
         "python": platform.python_version(),
     }
     if device.type == "cuda":
