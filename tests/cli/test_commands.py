@@ -51,6 +51,7 @@ class TestFit:
         assert list((finished / "tensorboard").glob("events*"))
         assert not list(finished.rglob("*.part"))
 
+    @pytest.mark.spec("R7.1")
     def test_the_summary_describes_the_network_that_is_loaded(self, finished):
         summary = json.loads((finished / "summary.json").read_text())
         assert list(summary) == [

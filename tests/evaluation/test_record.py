@@ -41,6 +41,7 @@ def batch(labels):
     return [(torch.arange(len(labels)).float().reshape(-1, 1, 1, 1), labels)]
 
 
+@pytest.mark.spec("R7.1")
 def test_scores_agree_with_sklearn(record, expected, data):
     labels, predictions = data.labels.numpy(), expected.argmax(1)
     top3 = top_k_accuracy_score(labels, expected, k=3, labels=range(expected.shape[1]))
@@ -59,6 +60,7 @@ def test_ties_are_broken_the_same_way_in_every_score():
     assert record.accuracy(top=2) == pytest.approx(2 / 3)
 
 
+@pytest.mark.spec("R7.1")
 def test_solver_counts_are_those_of_the_solves(record, network, data):
     with torch.no_grad():
         infos = [network[1].solve(network[0](x)).info for x in data.images.split(32)]

@@ -51,6 +51,7 @@ def predictions(network, loader):
     return torch.cat(logits), torch.cat(labels), infos
 
 
+@pytest.mark.spec("R7.1")
 @pytest.mark.parametrize("stage", ["val", "test"])
 def test_evaluation_agrees_with_a_plain_loop(data, stage):
     module = ClassifierModule(small_network(), label_smoothing=0.1)
@@ -254,6 +255,7 @@ def test_endless_training_needs_an_end(data):
         make_trainer(max_epochs=-1).fit(ClassifierModule(small_network()), datamodule=data)
 
 
+@pytest.mark.spec("R7.1")
 def test_the_meter_counts_images_and_survives_a_checkpoint(data):
     meter = TrainingMeter()
     make_trainer(max_epochs=3, callbacks=[meter]).fit(ClassifierModule(small_network()), datamodule=data)

@@ -37,6 +37,8 @@ class ImageDataModule(LightningDataModule):
         augmentation: Random changes to training images, see `opteq.data.preprocess.Preprocess`.
         classes: Names of the classes to keep, in the order of their labels; all if None. The images of
             the others are what `unseen_dataloader` gives.
+        superclasses: Whether classes with names `SUPER.SUB` are classified by their super-class. `classes`
+            then keeps some of the sub-classes.
 
     Attributes:
         task: Whether an image or each of its pixels has a class.
@@ -60,6 +62,7 @@ class ImageDataModule(LightningDataModule):
         val_fraction: float = 0.1,
         augmentation: Augmentation = "none",
         classes: Sequence[str] | None = None,
+        superclasses: bool = False,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -76,14 +79,16 @@ class ImageDataModule(LightningDataModule):
         self.val_fraction = val_fraction
         self.augmentation: Augmentation = augmentation
         self.classes = None if classes is None else tuple(classes)
+        self.superclasses = superclasses
         self._train: Images | None = None
         self._val: Images | None = None
         self._test: Images | None = None
 
     @property
     def class_names(self) -> tuple[str, ...]:
-        """Name of every class that is kept, in the order of the labels."""
-        return self.all_classes if self.classes is None else self.classes
+        """Name of every class that is told apart, in the order of the labels."""
+        kept = self.all_classes if self.classes is None else self.classes
+        return tuple(dict.fromkeys(map(_superclass, kept))) if self.superclasses else kept
 
     @property
     def num_classes(self) -> int:
@@ -122,7 +127,9 @@ class ImageDataModule(LightningDataModule):
         return self._loader(self._loaded(self._test))
 
     def unseen_dataloader(self) -> Loader:
-        """The test images of the classes that `classes` leaves out, with their labels in the data set.
+        """The test images of the classes that `classes` leaves out.
+
+        Their labels are those in the data set or, where sub-classes are left out, of the super-classes.
 
         Raises:
             ConfigError: No class is left out, or there are no such images.
@@ -130,10 +137,12 @@ class ImageDataModule(LightningDataModule):
         images = self.read("test")
         if self.classes is None or images is None:
             raise ConfigError("There are unseen classes only where `classes` leaves some out.")
-        unseen = (self._new_labels()[images.labels] < 0).nonzero()[:, 0]
+        unseen = images.subset((self._new_labels()[images.labels] < 0).nonzero()[:, 0])
         if len(unseen) == 0:
             raise ConfigError("The test set has no images of the classes that `classes` leaves out.")
-        return self._loader(images.subset(unseen).in_memory())
+        if self.superclasses:
+            unseen.labels = self._labels_of(self.all_classes)[unseen.labels]
+        return self._loader(unseen.in_memory())
 
     def _read_training_splits(self) -> None:
         train = self._require("train")
@@ -165,7 +174,7 @@ class ImageDataModule(LightningDataModule):
     def _read_kept(self, split: Literal["train", "val", "test"]) -> Images | None:
         """One split, without the classes that are left out."""
         images = self.read(split)
-        if images is None or self.classes is None:
+        if images is None or (self.classes is None and not self.superclasses):
             return images
         labels = self._new_labels()[images.labels]
         kept = images.subset((labels >= 0).nonzero()[:, 0])
@@ -173,17 +182,26 @@ class ImageDataModule(LightningDataModule):
         return kept
 
     def _new_labels(self) -> torch.Tensor:
-        """The label among `classes` of each class of the data set, -1 for those left out."""
-        assert self.classes is not None
-        unknown = [name for name in self.classes if name not in self.all_classes]
+        """The label of each class of the data set, -1 for those that `classes` leaves out."""
+        kept = self.all_classes if self.classes is None else self.classes
+        unknown = [name for name in kept if name not in self.all_classes]
         if unknown:
             raise ConfigError(
                 f"There is no class {unknown[0]} in {self.title}; it has {', '.join(self.all_classes)}."
             )
         labels = torch.full((len(self.all_classes),), -1)
-        for label, name in enumerate(self.classes):
-            labels[self.all_classes.index(name)] = label
+        labels[[self.all_classes.index(name) for name in kept]] = self._labels_of(kept)
         return labels
+
+    def _labels_of(self, classes: Sequence[str]) -> torch.Tensor:
+        """The labels of classes, or of their super-classes."""
+        names = [_superclass(name) for name in classes] if self.superclasses else list(classes)
+        unknown = [name for name in names if name not in self.class_names]
+        if unknown:
+            raise ConfigError(
+                f"Expected `classes` to keep a sub-class of every super-class, but not of {unknown[0]}."
+            )
+        return torch.tensor([self.class_names.index(name) for name in names])
 
     def _loaded(self, images: Images | None) -> Images:
         if images is None:
@@ -203,3 +221,10 @@ class ImageDataModule(LightningDataModule):
             collate_fn=self._preprocess(augmented),
             **options,
         )
+
+
+def _superclass(name: str) -> str:
+    above, dot, below = name.partition(".")
+    if not (above and dot and below):
+        raise ConfigError(f"Expected classes with names SUPER.SUB for `superclasses`, got {name!r}.")
+    return above

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -13,11 +14,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from opteq.data.base import ImageDataModule, Loader
+from opteq.data.cifar import CIFAR10, CIFAR100
 from opteq.errors import ConfigError
 from opteq.evaluation.branches import RELATED_SAMPLES, relations
+from opteq.evaluation.corruptions import corrupted_accuracy
 from opteq.evaluation.scores import detection, known_divergence, reliability, unknown_divergence
 from opteq.evaluation.trace import first_call
 from opteq.models.branches import BranchClassifier
+from opteq.solvers.base import row_norms
+from opteq.solvers.space import Space
 
 REPEATS = 9
 
@@ -63,10 +68,10 @@ def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, fl
         layer, x = call
         value = layer(x)
         following = layer.map.bind(x)(value)
-    assert isinstance(value, Tensor)
-    assert isinstance(following, Tensor)
-    change = (following - value).flatten(1).norm(dim=1)
-    return {"residual": float((change / following.flatten(1).norm(dim=1)).mean())}
+        space = Space(value)
+        image = space.flatten(following)
+        change = row_norms(image - space.flatten(value))
+    return {"residual": float((change / row_norms(image)).mean())}
 
 
 def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
@@ -97,6 +102,36 @@ def calibration(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
         "ece": reliability(confidence, known.argmax(1) == labels).error,
         "auroc": detection(confidence, np.exp(unknown.max(1))),
     }
+
+
+def subclasses(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """`known_accuracy` and `unseen_accuracy`: on test images of sub-classes that training saw, and did not.
+
+    `data.superclasses` must be set, and `data.classes` leave sub-classes out (Li et al. 2023, Table 3).
+    """
+    if not data.superclasses:
+        raise ConfigError(
+            "Expected `superclasses: true` and some of the sub-classes in `classes` of the data."
+        )
+    scores = {}
+    for name, loader in (("known", data.test_dataloader()), ("unseen", data.unseen_dataloader())):
+        predictions, labels = _log_probabilities(network, loader)
+        scores[f"{name}_accuracy"] = float((predictions.argmax(1) == labels).mean())
+    return scores
+
+
+def corruptions(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """`corrupted_accuracy`, the mean over `CORRUPTIONS` and severities, and a mean for each corruption.
+
+    The arrays are those of `CIFAR-10-C` or `CIFAR-100-C` in the folder of the data set.
+    """
+    if not isinstance(data, CIFAR10):
+        raise ConfigError(
+            f"Expected CIFAR-10 or CIFAR-100, got {data.title}; there are corruptions of those."
+        )
+    folder = Path(data.root) / f"CIFAR-{100 if isinstance(data, CIFAR100) else 10}-C"
+    means = {n: float(np.mean(a)) for n, a in corrupted_accuracy(network, folder, data.normalization).items()}
+    return {"corrupted_accuracy": float(np.mean(list(means.values()))), **means}
 
 
 @torch.no_grad()

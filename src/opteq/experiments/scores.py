@@ -39,6 +39,9 @@ COLUMNS = {
     "unknown_kl": Column("KL unseen", form=",.3f", higher_is_better=False),
     "ece": Column("ECE %", 100, higher_is_better=False),
     "auroc": Column("AUROC %", 100),
+    "known_accuracy": Column("known sub-classes %", 100),
+    "unseen_accuracy": Column("unseen sub-classes %", 100),
+    "corrupted_accuracy": Column("corrupted %", 100),
     "residual": Column("relative residual", form=".1e", higher_is_better=False),
 }
 

@@ -1,0 +1,206 @@
+"""What is measured of a trained network, with a clock and files made up."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from opteq.data.cifar import CIFAR10
+from opteq.data.digits import Digits
+from opteq.data.folder import ImageFolder
+from opteq.errors import ConfigError
+from opteq.evaluation.corruptions import CORRUPTIONS
+from opteq.experiments.measures import corruptions, relative_residual, step_times, subclasses
+from opteq.models.branches import MOptEqClassifier
+from opteq.models.classifier import OptEqClassifier
+from opteq.solvers.anderson import Anderson
+
+
+@pytest.fixture(scope="module")
+def digits():
+    data = Digits(batch_size=16)
+    data.setup("test")
+    return data
+
+
+@pytest.mark.spec("R7.1")
+def test_times_are_medians_without_the_first(digits, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    class Spend(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, forward_seconds):
+            now[0] += forward_seconds
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            now[0] += 0.005
+            return gradient, None
+
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(64, 10)
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            slow = self.calls % 10 == 1  # the first, which warms up
+            seconds = 9.0 if slow else (0.003 if self.training else 0.002)
+            return Spend.apply(self.head(x.flatten(1)), seconds)
+
+    found = step_times(Network(), digits)
+    assert found == pytest.approx({"inference_ms": 2, "step_ms": 8, "backward_ms": 5})
+
+
+@pytest.mark.spec("R7.1")
+@pytest.mark.parametrize("branches", [False, True])
+def test_the_residual_is_that_of_the_map_at_what_the_layer_returns(digits, branches):
+    torch.manual_seed(0)
+    solver = Anderson(tol=1e-2)
+    if branches:
+        network = MOptEqClassifier(
+            in_channels=1,
+            channels=4,
+            hidden=[4, 4],
+            reductions=[1, 2],
+            stem=[4],
+            downsamplings=0,
+            solver=solver,
+        ).eval()
+    else:
+        network = OptEqClassifier(1, 10, 4, 4, solver=solver).eval()
+    (layer,) = network.equilibrium_layers
+    images, _ = next(iter(digits.test_dataloader()))
+    with torch.no_grad():
+        c = network.stem(images)
+        z = layer(c)
+        image = layer.map.bind(c)(z)
+    pairs = list(zip(z, image, strict=True)) if branches else [(z, image)]
+    change = sum((f - v).flatten(1).square().sum(1) for v, f in pairs).sqrt()
+    size = sum(f.flatten(1).square().sum(1) for _, f in pairs).sqrt()
+    residual = relative_residual(network, digits)["residual"]
+    assert residual == pytest.approx(float((change / size).mean()), rel=1e-4)
+    assert 0 < residual < 1e-2
+
+
+@pytest.fixture(scope="module")
+def animals(tmp_path_factory):
+    """Grey squares of the brightness of their sub-class, five of each."""
+    root = tmp_path_factory.mktemp("animals")
+    for brightness, name in enumerate(("cat.lion", "cat.lynx", "cat.puma", "dog.fox", "dog.wolf")):
+        for split in ("train", "test"):
+            (root / split / name).mkdir(parents=True)
+            for i in range(5):
+                pixels = np.full((4, 4, 3), 50 * brightness, dtype=np.uint8)
+                Image.fromarray(pixels).save(root / split / name / f"{i}.png")
+    return str(root)
+
+
+def brightness(images, data):
+    """The number of the sub-class in an image."""
+    pixels = images[:, 0, 0, 0] * data.normalization.std[0] + data.normalization.mean[0]
+    return (pixels * 255 / 50).round().long()
+
+
+@pytest.mark.spec("R7.5")
+def test_sub_classes_that_are_left_out_keep_the_label_of_their_super_class(animals):
+    data = ImageFolder(
+        animals, 4, batch_size=20, classes=["dog.wolf", "cat.lion", "cat.puma"], superclasses=True,
+        val_fraction=0.4,
+    )  # fmt: skip
+    data.setup("fit")
+    data.setup("test")
+    assert data.class_names == ("dog", "cat")
+    expected = {"train": {0, 2, 4}, "val": {0, 2, 4}, "test": {0, 2, 4}, "unseen": {1, 3}}
+    for name, wanted in expected.items():
+        images, labels = next(iter(getattr(data, f"{name}_dataloader")()))
+        found = brightness(images, data)
+        assert set(found.tolist()) == wanted
+        assert torch.equal(labels == 0, found >= 3)
+
+
+@pytest.mark.spec("R7.5")
+def test_accuracies_on_known_and_unseen_sub_classes(animals):
+    data = ImageFolder(animals, 4, classes=["cat.lion", "cat.puma", "dog.wolf"], superclasses=True)
+    data.setup("test")
+
+    class Network(nn.Module):
+        """Right about all but wolves and lynxes."""
+
+        def forward(self, x):
+            kind = brightness(x, data)
+            return nn.functional.one_hot(((kind == 3) | (kind == 1)).long(), 2).float()
+
+    scores = subclasses(Network(), data)
+    assert scores == pytest.approx({"known_accuracy": 2 / 3, "unseen_accuracy": 1 / 2})
+
+
+def test_super_classes_that_cannot_be_told_are_named(animals):
+    data = ImageFolder(animals, 4, classes=["cat.lion", "cat.puma"], superclasses=True)
+    data.setup("test")
+    with pytest.raises(ConfigError, match="a sub-class of every super-class, but not of dog"):
+        data.unseen_dataloader()
+    with pytest.raises(ConfigError, match=r"names SUPER\.SUB for `superclasses`, got '0'"):
+        Digits(superclasses=True).setup("test")
+    with pytest.raises(ConfigError, match="Expected `superclasses: true`"):
+        subclasses(nn.Identity(), Digits())
+
+
+@pytest.fixture(scope="module")
+def corrupted(tmp_path_factory):
+    """Two images for each severity; the pixel (0, 0) holds the class or, of some, another."""
+    folder = tmp_path_factory.mktemp("data") / "CIFAR-10-C"
+    folder.mkdir()
+    labels = np.tile([3, 7], 5)
+    np.save(folder / "labels.npy", labels)
+    for number, name in enumerate(CORRUPTIONS):
+        images = np.zeros((10, 32, 32, 3), dtype=np.uint8)
+        images[:, 0, 0, 0] = labels
+        images[: number % 3, 0, 0, 0] = 9  # the first images of severity 1 are no longer recognised
+        np.save(folder / f"{name}.npy", images)
+    return folder
+
+
+class ReadPixel(nn.Module):
+    def forward(self, x):
+        mean, std = CIFAR10.normalization.mean[0], CIFAR10.normalization.std[0]
+        value = ((x[:, 0, 0, 0] * std + mean) * 255).round().long()
+        return nn.functional.one_hot(value, 10).float()
+
+
+@pytest.mark.spec("R7.3")
+def test_accuracy_under_corruptions(corrupted):
+    scores = corruptions(ReadPixel(), CIFAR10(str(corrupted.parent)))
+    assert len(CORRUPTIONS) == 19
+    expected = [1 - (number % 3) / 10 for number in range(19)]
+    assert [scores[name] for name in CORRUPTIONS] == pytest.approx(expected)
+    assert scores["corrupted_accuracy"] == pytest.approx(np.mean(expected))
+
+
+def test_missing_and_damaged_corruptions_are_named(corrupted, tmp_path):
+    with pytest.raises(ConfigError, match="Expected CIFAR-10 or CIFAR-100, got Digits"):
+        corruptions(ReadPixel(), Digits())
+    data = CIFAR10(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"There is no .*labels\.npy; unpack CIFAR-10-C"):
+        corruptions(ReadPixel(), data)
+    folder = tmp_path / "CIFAR-10-C"
+    folder.mkdir()
+    for path in corrupted.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "fog.npy").write_bytes((folder / "fog.npy").read_bytes()[:500])
+    with pytest.raises(ConfigError, match=r"fog\.npy is damaged"):
+        corruptions(ReadPixel(), data)
+    np.save(folder / "fog.npy", np.zeros((9, 32, 32, 3), dtype=np.uint8))
+    with pytest.raises(
+        ConfigError, match=r"bytes of shape \(10, 32, 32, 3\), one image per label, got uint8"
+    ):
+        corruptions(ReadPixel(), data)
+    np.save(folder / "labels.npy", np.zeros(7, dtype=np.uint8))
+    with pytest.raises(ConfigError, match="classes for 5 severities"):
+        corruptions(ReadPixel(), data)
