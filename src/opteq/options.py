@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import math
 import types
 from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from opteq.errors import ConfigError
 
@@ -59,6 +60,16 @@ def _check_type(cls: type, name: str, value: object, hint: Any) -> None:
     if not any(fits):
         expected = " or ".join(_NAMES[kind] for kind in kinds)
         raise ConfigError(f"Expected `{name}` of {cls.__name__} to be {expected}, got {value!r}.")
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether `value` is a finite real number, and no truth value."""
+    return isinstance(value, Real) and type(value) is not bool and math.isfinite(value)
+
+
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether `value` is a whole number, and no truth value."""
+    return isinstance(value, Integral) and type(value) is not bool
 
 
 def require(condition: bool, owner: object, name: str, expected: str) -> None:

@@ -1,6 +1,7 @@
 """Maps of the user's own similarities, against maps whose derivatives are written out."""
 
 import copy
+import math
 import pickle
 
 import pytest
@@ -192,15 +193,44 @@ WRONG = {
     "no tensor": (lambda y, c: 1.0, ShapeError, r"shape \(3,\), got float"),
     "detached": (lambda y, c: (y * c).sum(1).detach(), ConfigError, "differentiable in its first argument"),
     "outside": (lambda y, c: OUTSIDE * (y * c).sum(1), ConfigError, "trainable tensors .* make it an nn.Mod"),
-    "coupled": (lambda y, c: (y - y.mean(0)).square().sum(1), ConfigError, "depends on the states of others"),
+    "coupled": (lambda y, c: (y - y.mean(0)).square().sum(1), ConfigError, "one sample depends on others"),
+    "coupled by c": (lambda y, c: (y * c.mean(0)).sum(1), ConfigError, "one sample depends on others"),
+    "coupled onwards": (
+        lambda y, c: y[:, 0] * torch.cat([c[:1, 0], y[:-1, 0]]),
+        ConfigError,
+        "one sample depends on others",
+    ),
+    "random": (lambda y, c: (y * torch.randn_like(c)).sum(1), ConfigError, "another value .* is random"),
+    "in place": (lambda y, c: (y.mul_(0.5) * c).sum(1), ConfigError, "another value .* in place"),
+    "complex": (lambda y, c: (y * c).sum(1) + 0j, ShapeError, "one real number .* of torch.complex64"),
+    "nan": (lambda y, c: math.nan * (y * c).sum(1), ConfigError, "not finite at y = 0.* for 3 of 3 inputs"),
+    "unbounded": (lambda y, c: (y * c).sum(1) / 0, ConfigError, "not finite at y = 0"),
+    "kink": (lambda y, c: y.norm(dim=1), ConfigError, "not finite at y = 0"),
+    "logarithm": (lambda y, c: y.log().sum(1), ConfigError, "not finite at y = 0"),
 }
 
 
 @pytest.mark.parametrize(("similarity", "error", "message"), WRONG.values(), ids=WRONG)
 def test_a_similarity_that_is_none_is_refused(similarity, error, message):
     module = SimilarityMap(similarity, Dense(3, 4), 4)
-    with pytest.raises(error, match=message):
-        module.bind(torch.randn(3, 3))
+    for _ in range(2):  # Not only the first time.
+        with pytest.raises(error, match=message):
+            module.bind(torch.randn(3, 3))
+
+
+def test_a_similarity_need_not_be_defined_where_states_never_are():
+    # With ReLU y is at least 0, and below -1 the logarithm is none.
+    module = SimilarityMap(lambda y, c: (y * c).sum(1) - 0.1 * torch.log1p(y).sum(1), Dense(3, 4), 4)
+    assert torch.isfinite(EquilibriumLayer(module)(torch.randn(3, 3))).all()
+
+
+def test_inference_mode_and_an_empty_batch():
+    module = seeded(lambda: SimilarityMap(Student(), Dense(3, 5), 4))
+    layer, x = EquilibriumLayer(module), random(5, 3)
+    with torch.inference_mode():
+        inferred = layer(x)
+    torch.testing.assert_close(inferred, layer(x).detach())
+    assert layer(x[:0]).shape == (0, 4)
 
 
 def test_wrong_arguments_are_refused():
@@ -208,7 +238,8 @@ def test_wrong_arguments_are_refused():
         SimilarityMap(3, Dense(3, 4), 4)
     with pytest.raises(ConfigError, match="`U` to be an opteq operator or a torch module"):
         SimilarityMap(Student(), torch.ones(3), 4)
-    with pytest.raises(ConfigError, match="`channels` to be at least 1"):
-        SimilarityMap(Student(), Dense(3, 5), 0)
+    for channels in (0, 2.5, "4"):
+        with pytest.raises(ConfigError, match="`channels` to be a whole number of at least 1"):
+            SimilarityMap(Student(), Dense(3, 5), channels)
     with pytest.raises(ConfigError, match=r"Nesterov needs a bound"):
         EquilibriumLayer(ESTIMATED_MAPS["own"].map(), Nesterov())(ESTIMATED_MAPS["own"].inputs())

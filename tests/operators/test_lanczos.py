@@ -48,3 +48,11 @@ def test_extreme_values_of_many_matrices_lie_within_the_spectrum_and_reach_its_e
     reached = slice(None) if steps >= 8 else slice(1, 4)
     torch.testing.assert_close(smallest[reached], values[reached, 0], rtol=1e-11, atol=1e-11)
     torch.testing.assert_close(largest[reached], values[reached, -1], rtol=1e-11, atol=1e-11)
+
+
+def test_a_sample_without_finite_products_spoils_no_other():
+    scale = torch.tensor([2.0, torch.nan, 3.0], dtype=torch.float64)[:, None]
+    smallest, largest = extreme_ritz_values(lambda v: scale * v, torch.zeros(3, 4, dtype=torch.float64), 10)
+    for values in (smallest, largest):
+        assert torch.isnan(values[1])
+        torch.testing.assert_close(values[::2], torch.tensor([2.0, 3.0], dtype=torch.float64))

@@ -12,7 +12,8 @@ from opteq.activations import Activation, get_activation
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, inject
 from opteq.maps.similarity import SimilarityEquation
-from opteq.objectives.autograd import AutogradSimilarity
+from opteq.objectives.autograd import AutogradSimilarity, ordinary
+from opteq.options import is_whole
 from opteq.results import Certificate, State
 
 _STATES = 3
@@ -52,8 +53,8 @@ class SimilarityMap(EquilibriumMap):
             )
         if not isinstance(U, nn.Module):
             raise ConfigError(f"Expected `U` to be an opteq operator or a torch module, got {U!r}.")
-        if channels < 1:
-            raise ConfigError(f"Expected `channels` to be at least 1, got {channels}.")
+        if not (is_whole(channels) and channels >= 1):
+            raise ConfigError(f"Expected `channels` to be a whole number of at least 1, got {channels!r}.")
         self.similarity = similarity if isinstance(similarity, nn.Module) else _Function(similarity)
         self.U, self.channels = U, channels
         self.activation = get_activation(activation)
@@ -61,15 +62,17 @@ class SimilarityMap(EquilibriumMap):
         self.checked = False
 
     def bind(self, x: State) -> SimilarityEquation:
-        c = inject(self.U, x)
+        equation = self._equation(x)
+        if not self.checked:
+            self._check(equation.detach())
+        return equation
+
+    def _equation(self, x: State) -> SimilarityEquation:
+        c = ordinary(inject(self.U, x))
         similarity = AutogradSimilarity(
             self.similarity, c, tuple(self.similarity.parameters()), (self.channels, *c.shape[2:])
         )
-        equation = SimilarityEquation(similarity, self.activation)
-        if not self.checked:
-            self.checked = True
-            self._check(equation.detach())
-        return equation
+        return SimilarityEquation(similarity, self.activation)
 
     def check_contraction(self, x: State) -> Certificate:
         """Estimate `L_σ‖∇²S‖` for each input, at the first states of the plain iteration; warns above 1.
@@ -77,19 +80,28 @@ class SimilarityMap(EquilibriumMap):
         Also raises if `S` is not what the equation presumes (see `AutogradSimilarity.check`). The first
         `bind` does the same; set `checked` to spare it.
         """
-        self.checked = True
-        return self._check(self.bind(x).detach())
+        return self._check(self._equation(x).detach())
 
+    @torch.inference_mode(False)
     @torch.no_grad()
     def _check(self, equation: SimilarityEquation) -> Certificate:
         similarity = equation.similarity
         assert isinstance(similarity, AutogradSimilarity)
         similarity.check()
-        state, norms, assumptions = equation.initial(), [], ()
-        for _ in range(_STATES):
-            local = equation.contraction(state)
-            norms.append(local.value)
-            assumptions = local.assumptions
+        start = equation.initial()
+        state, at_start = equation(start), equation.contraction(start)
+        finite = similarity.value(start).isfinite() & at_start.value.isfinite()
+        finite &= state.isfinite().flatten(1).all(1)
+        if not finite.all():
+            raise ConfigError(
+                "The similarity, its gradient or its Hessian is not finite at y = 0, where solves start, for"
+                f" {int((~finite).sum())} of {len(finite)} inputs; keep what is under roots and logarithms"
+                " away from 0, as in (y² + ε)^½."
+            )
+        self.checked = True
+        norms = [at_start.value]
+        for _ in range(_STATES - 1):
+            norms.append(equation.contraction(state).value.nan_to_num(torch.inf))
             state = equation(state)
         norm = torch.stack(norms).amax(0)
         if len(norm) and norm.max() > 1:
@@ -103,7 +115,7 @@ class SimilarityMap(EquilibriumMap):
                 stacklevel=3,
             )
         elsewhere = f"The Hessian is no larger than at the first {_STATES} states of the plain iteration."
-        return Certificate(norm, "estimate", (*assumptions, elsewhere))
+        return Certificate(norm, "estimate", (*at_start.assumptions, elsewhere))
 
     def extra_repr(self) -> str:
         return f"channels={self.channels}, activation={self.activation}"

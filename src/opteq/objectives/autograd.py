@@ -51,17 +51,21 @@ class AutogradSimilarity(Similarity):
         names = (name for name, _ in self.module.named_parameters())
         parameters = dict(zip(names, self.parameters, strict=True))
         value = functional_call(self.module, parameters, (y, self.injection))
-        if not isinstance(value, Tensor) or value.shape != y.shape[:1]:
-            got = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
+        if not isinstance(value, Tensor) or value.shape != y.shape[:1] or value.is_complex():
+            got = (
+                f"{tuple(value.shape)} of {value.dtype}"
+                if isinstance(value, Tensor)
+                else type(value).__name__
+            )
             raise ShapeError(
-                f"Expected the similarity to give one number per sample, shape ({len(y)},), got {got}."
+                f"Expected the similarity to give one real number per sample, shape ({len(y)},), got {got}."
             )
         return value
 
     def gradient(self, y: Tensor) -> Tensor:
         attached = torch.is_grad_enabled()
-        with torch.enable_grad():
-            y = y if attached and y.requires_grad else y.detach().requires_grad_()
+        with torch.inference_mode(False), torch.enable_grad():
+            y = y if attached and y.requires_grad else ordinary(y).detach().requires_grad_()
             return self._gradient(y, attached)
 
     def linearize(self, y: Tensor) -> SimilarityLinearization:
@@ -88,28 +92,38 @@ class AutogradSimilarity(Similarity):
         """Look at one random state whether `S` is what the equations presume.
 
         Raises:
-            ShapeError: if it does not give one number per sample.
+            ShapeError: if it does not give one real number per sample.
             ConfigError: if it is not differentiable in `y`, if it depends on tensors with a gradient
-                that are neither its arguments nor its parameters, or if samples depend on each other.
+                that are neither its arguments nor its parameters, if it is random or changes its
+                arguments, or if samples depend on each other.
         """
-        detached = self.with_tensors(tuple(t.detach() for t in self.tensors))
-        y = torch.randn(self.initial().shape, generator=torch.Generator().manual_seed(0))
-        y = y.to(self.injection)
-        with torch.enable_grad():
-            if detached.value(y).requires_grad:
+        with torch.inference_mode(False), torch.enable_grad():
+            detached = self.with_tensors(tuple(t.detach() for t in self.tensors))
+            y = torch.randn(self.initial().shape, generator=torch.Generator().manual_seed(0))
+            y = y.to(self.injection)
+            once = detached.value(y)
+            if once.requires_grad:
                 raise ConfigError(
                     "The similarity depends on trainable tensors that are not its parameters; make it an"
                     " nn.Module that has them as parameters or in submodules."
                 )
-            value = detached.value(y.requires_grad_())
-            if not value.requires_grad:
+            if not torch.allclose(once, detached.value(y), equal_nan=True):
+                raise ConfigError(
+                    "The similarity gives another value when it is called again; leave out what is random,"
+                    " such as dropout in training mode, and do not change its arguments in place."
+                )
+            if not detached.value(y.requires_grad_()).requires_grad:
                 raise ConfigError("Expected a similarity that is differentiable in its first argument.")
-            if len(y) > 1:
-                (gradient,) = torch.autograd.grad(value[0], y, materialize_grads=True)
-                if gradient[1:].any():
+            c = detached.injection.requires_grad_()
+            value = detached.value(y)
+            for sample in {0, len(y) - 1} if len(y) else ():
+                gradients = torch.autograd.grad(
+                    value[sample], (y, c), retain_graph=True, materialize_grads=True
+                )
+                if any(_others(gradient, sample).nan_to_num(0.0).any() for gradient in gradients):
                     raise ConfigError(
-                        "The similarity of one sample depends on the states of others; sum over all"
-                        " dimensions but the first, and leave out batch norm in training mode."
+                        "The similarity of one sample depends on others; sum over all dimensions but the"
+                        " first, and leave out batch norm in training mode."
                     )
 
     def _gradient(self, y: Tensor, create_graph: bool) -> Tensor:
@@ -117,6 +131,16 @@ class AutogradSimilarity(Similarity):
             self.value(y).sum(), y, create_graph=create_graph, materialize_grads=True
         )
         return gradient
+
+
+def ordinary(t: Tensor) -> Tensor:
+    """`t`, or a copy of one of inference mode, which autograd refuses, for use outside of that."""
+    with torch.inference_mode(False):
+        return t.clone() if t.is_inference() else t
+
+
+def _others(rows: Tensor, sample: int) -> Tensor:
+    return torch.cat([rows[:sample], rows[sample + 1 :]])
 
 
 class _AutogradLinearization(SimilarityLinearization):

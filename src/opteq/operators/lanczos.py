@@ -63,7 +63,7 @@ def extreme_ritz_values(
         steps: most products.
 
     Returns:
-        Two tensors `(batch,)` in float64.
+        Two tensors `(batch,)` in float64; NaN for a sample whose products are not finite.
     """
     start = torch.randn(like[:1].shape, generator=torch.Generator().manual_seed(0)).to(like)
     direction = start.expand_as(like).flatten(1)
@@ -84,5 +84,7 @@ def extreme_ritz_values(
     # An exhausted space adds rows of zeros; a Rayleigh quotient in their place adds nothing.
     exhausted = (known.norm(dim=2) == 0).double()
     projected = projected + torch.diag_embed(exhausted * projected[:, :1, 0])
-    values = torch.linalg.eigvalsh((projected + projected.mT) / 2)
+    finite = projected.isfinite().all(2).all(1)[:, None]
+    values = torch.linalg.eigvalsh(torch.where(finite[..., None], (projected + projected.mT) / 2, 0.0))
+    values = torch.where(finite, values, torch.nan)
     return values[:, 0], values[:, -1]
