@@ -14,14 +14,14 @@ from benchmarks.targets import Verdict
 
 TABLE_NOTES = """\
 Times are medians over interleaved runs. A step is a forward and a backward pass, from the input and the
-parameters to their gradients. Where several memory layouts are possible every contender ran in each, and
-the faster is shown. Evaluations are those of the map in the forward solve + products with its Jacobian
-in the backward pass. Before them opteq takes T(0), which the bare operators include; torchdeq evaluates the
-map once more (phantom: five times) to attach the gradient, which is in its times. The residual is the largest of a sample and the gradient error the largest of a
-leaf, both relative and against float64. Peak memory is what PyTorch's allocator held at most during a
-step beyond inputs and parameters. The norm of `W` is that of the operator with its padding, found by a
-Lanczos iteration in float64. "Norm watched" adds the library's own estimate of that norm to every step.
-TF32 is off.
+parameters to their gradients. Where several memory layouts are possible every contender ran in each,
+and the faster is shown. Evaluations are those of the map in the forward solve + products with its
+Jacobian in the backward pass. Before them opteq takes T(0), which the bare operators include; torchdeq
+evaluates the map once more (phantom: five times) to attach the gradient, which is in its times. The
+residual is the largest of a sample and the gradient error the largest of a leaf, both relative and
+against float64. Peak memory is what PyTorch's allocator held at most during a step beyond inputs and
+parameters. The norm of `W` is that of the operator with its padding, found by a Lanczos iteration in
+float64. "Norm watched" adds the library's own estimate of that norm to every step. TF32 is off.
 """
 
 CURVE_NOTES = """\

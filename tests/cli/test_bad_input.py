@@ -75,6 +75,7 @@ def test_commands(refuses, tmp_path, arguments, sentence):
             ["--model.network.solver=Anderson", "--model.network.solver.memory=0"],
             "Expected `memory` of Anderson",
         ),
+        (["--model.network.dropout", "2"], "Expected `dropout` to be a probability from 0 to 1, got 2.0."),
         (["--model.network.activation", "foo"], "Expected `activation` to be one of"),
         (["--model.learning_rate", "abc"], "Wrong value of model.learning_rate: expected float"),
         (["--model.schedule", "abc"], "expected one of 'constant', 'cosine', 'step', 'linear', 'poly'"),

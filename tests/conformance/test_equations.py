@@ -136,8 +136,10 @@ def test_the_contraction_bounds_dominate(case: MapCase, seed: int):
 def test_the_ceiling_makes_a_contraction(case: MapCase):
     module = case.map()
     with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.mul_(5)
+        for name, parameter in module.named_parameters():
+            # A larger injection would switch a Gaussian kernel with fixed γ off.
+            if not name.startswith("injection"):
+                parameter.mul_(5)
     equation = module.eval().bind(case.inputs()).detach()
     ceiling = module.activation.lipschitz * module.max_norm**2 / getattr(module, "mu", 1.0)
     assert ceiling < 1

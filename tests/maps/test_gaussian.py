@@ -195,7 +195,12 @@ def test_sizes_that_do_not_divide_are_refused():
     [
         ({"gamma": "adaptiv"}, "`gamma` to be a positive number or 'adaptive', got 'adaptiv'"),
         ({"gamma": 0.0}, "`gamma` to be a positive number"),
-        ({"hidden": 0}, "`hidden` to be at least 1"),
+        ({"gamma": math.inf}, "`gamma` to be a positive number"),
+        ({"gamma": True}, "`gamma` to be a positive number"),
+        ({"patches": (2, 2)}, r"`patches` to be Patches\(channels, size\) or None, got \(2, 2\)"),
+        ({"hidden": 0}, "`hidden` to be a whole number of at least 1, got 0"),
+        ({"hidden": 2.5}, "`hidden` to be a whole number of at least 1, got 2.5"),
+        ({"max_norm": "1"}, "`max_norm` to be positive or None, got '1'"),
         ({"max_norm": 0.0}, "`max_norm` to be positive or None"),
         ({"activation": "swish"}, "`activation` to be one of"),
     ],
@@ -203,3 +208,25 @@ def test_sizes_that_do_not_divide_are_refused():
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(ConfigError, match=message):
         GaussianMap(Conv2d(2, 4), Conv2d(2, 4), **options)
+
+
+@pytest.mark.parametrize("patches", [None, Patches(2, 2)], ids=repr)
+def test_an_empty_batch(patches):
+    layer = EquilibriumLayer(GaussianMap(Conv2d(2, 4), Conv2d(2, 4), patches))
+    y = layer(torch.randn(0, 2, 4, 4))
+    assert y.shape == (0, 2, 4, 4)
+    y.sum().backward()
+
+
+@pytest.mark.spec("R6.1")
+def test_a_fixed_gamma_that_switches_the_map_off_is_reported_once():
+    x = torch.randn(3, 2, 8, 8)
+    x[1:] *= 20
+    module = GaussianMap(Conv2d(2, 4), Conv2d(2, 4), gamma=0.01)
+    layer = EquilibriumLayer(module)
+    message = "gamma=0.01 .* below 1e-06 for 2 of 3 samples, where y is next to 0 .* use gamma='adaptive'"
+    with pytest.warns(RuntimeWarning, match=message):
+        y = layer(x)
+    assert y[1:].abs().max() < 1e-4 < 1e-2 < y[0].abs().max()
+    layer(x)
+    EquilibriumLayer(GaussianMap(Conv2d(2, 4), Conv2d(2, 4)))(x)

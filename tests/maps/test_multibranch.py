@@ -373,10 +373,15 @@ def test_errors():
     dense = OptEqUnit(Dense(3, 3), nn.Linear(3, 3))
     for build, message in [
         (lambda: MOptEq([]), "at least one branch"),
-        (lambda: MOptEq(units[:1]), "of which there is one; add a branch or set coupling=None"),
+        (lambda: MOptEq(units[:1]), "of which there is one; add a branch, or use Parallel"),
         (lambda: MOptEq([units[0], other]), r"equal channels, got \[3, 4\]"),
         (lambda: MOptEq(units, sweep="sor"), "one of jacobi, gauss-seidel, got 'sor'"),
-        (lambda: MOptEq(units, perturbation=-0.1), "`perturbation` to be at least 0, got -0.1"),
+        (lambda: MOptEq(units[0]), "Expected a list of branches, got OptEqUnit"),
+        (lambda: MOptEq([units[0], nn.Identity()]), "branch 2 to be an EquilibriumMap, got Identity"),
+        (lambda: MOptEq(units, 0.01), r"`coupling` to be HeritageDiversity\(...\) or None, got 0.01"),
+        (lambda: MOptEq(units, perturbation=-0.1), "`perturbation` to be a number of at least 0, got -0.1"),
+        (lambda: MOptEq(units, perturbation="a"), "`perturbation` to be a number of at least 0, got 'a'"),
+        (lambda: MOptEq(units, perturbation=math.inf), "`perturbation` .* got inf"),
         (lambda: MOptEq(units, perturbation=math.nan), "`perturbation`"),
         (lambda: MOptEq([dense, dense], perturbation=0.1), "for `U`, got torch.nn.modules.linear.Linear"),
     ]:
@@ -392,3 +397,18 @@ def test_sizes_that_do_not_divide():
         module.bind(torch.randn(1, 3, 6, 6))
     with pytest.raises(ShapeError, match="divisible by 2"):
         module.bind(torch.randn(1, 3, 5, 5))
+
+
+@pytest.mark.parametrize("sweep", ["jacobi", "gauss-seidel"])
+def test_an_empty_batch(sweep):
+    layer = EquilibriumLayer(model((4, 2), (3, 4), sweep=sweep))
+    z = layer(inputs((4, 2), batch=0))
+    assert [tuple(t.shape) for t in z] == [(0, 3, 4, 4), (0, 3, 2, 2)]
+    sum(t.sum() for t in z).backward()
+
+
+def test_units_whose_weights_vanish_contract():
+    module = model((4, 4), (3, 4))
+    for unit in module.units:
+        unit.W.weights[0].data.zero_()
+    assert (module.bind(inputs((4, 4))).contraction().value == 0).all()

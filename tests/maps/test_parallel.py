@@ -109,8 +109,15 @@ def test_certificates():
 
 
 def test_there_must_be_a_branch():
-    with pytest.raises(ConfigError, match="at least one branch"):
-        Parallel([])
+    unit = OptEqUnit(Conv2d(3, 3), Conv2d(3, 3))
+    for branches, message in [
+        ([], "at least one branch"),
+        (unit, "a list of branches, got OptEqUnit"),
+        ([unit, Conv2d(3, 3)], "branch 2 to be an EquilibriumMap, got Conv2d"),
+        ([OptEqUnit], "branch 1 to be an EquilibriumMap, got the class OptEqUnit"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            Parallel(branches)
 
 
 def test_branches_have_one_tensor_each():

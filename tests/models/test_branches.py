@@ -252,6 +252,12 @@ def test_bad_input_is_refused():
         MOptEqClassifier(hidden=(4,), reductions=(1,))
     with pytest.raises(ConfigError, match="linear, polynomial, sigmoid, got 'cubic'"):
         MOptEqClassifier(kernel="cubic")
+    with pytest.raises(ConfigError, match="`hidden` to be a list with one number per branch, got 4"):
+        POptEqClassifier(hidden=4)
+    with pytest.raises(ConfigError, match=r"`factor` to be a whole number of at least 1, got 1\.5"):
+        POptEqClassifier(hidden=(4, 4), reductions=(1, 1.5))
+    with pytest.raises(ConfigError, match=r"`dropout` to be a probability from 0 to 1, got 2\.0"):
+        POptEqClassifier(dropout=2.0)
     with pytest.raises(ConfigError, match="`fusion` to be concat, sum, conv or average"):
         POptEqClassifier(fusion="max")
     with pytest.raises(ConfigError, match="positive channels, classes and pool"):
@@ -264,3 +270,12 @@ def test_bad_input_is_refused():
         ParallelGEQClassifier(**SMALL)(torch.randn(1, 3, 6, 6))
     with pytest.raises(ShapeError, match=r"images of shape \(batch, 3, height, width\)"):
         POptEqClassifier(**SMALL)(torch.randn(1, 1, 8, 8))
+    for dtype in (torch.uint8, torch.float64):
+        message = rf"images of torch.float32, got {dtype}; convert them with images.to\(torch.float32\)"
+        with pytest.raises(ShapeError, match=message):
+            POptEqClassifier(**SMALL)(torch.zeros(1, 3, 8, 8, dtype=dtype))
+
+
+@pytest.mark.parametrize("model", [POptEqClassifier, MOptEqClassifier, ParallelGEQClassifier])
+def test_an_empty_batch(model):
+    assert model(**SMALL).eval()(torch.randn(0, 3, 8, 8)).shape == (0, 10)

@@ -171,7 +171,7 @@ def test_states_of_zeros_have_finite_derivatives():
 
 def test_branches_that_do_not_fit():
     options = HeritageDiversity()
-    with pytest.raises(ConfigError, match="of which there is one; add a branch or set coupling=None"):
+    with pytest.raises(ConfigError, match="of which there is one; add a branch, or use Parallel"):
         options.at((random(1, 3, 4, 4),))
     with pytest.raises(ConfigError, match=r"equal channels, got \[3, 4\]"):
         options.at((random(1, 3, 4, 4), random(1, 4, 4, 4)))
@@ -183,11 +183,13 @@ def test_branches_that_do_not_fit():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weight": -1.0}, "`weight` of HeritageDiversity to be at least 0, got -1.0"),
+        ({"weight": -1.0}, "`weight` of HeritageDiversity to be at least 0 and finite, got -1.0"),
         ({"tau": -1e-3}, "`tau` of HeritageDiversity to be at least 0"),
         ({"weight": math.nan}, "`weight`"),
         ({"lambda_": 1}, "no option 'lambda_'; it has weight, tau, heritage, diversity"),
-        ({"heritage": False, "diversity": False}, "set coupling=None"),
+        ({"heritage": False, "diversity": False}, "use Parallel"),
+        ({"weight": math.inf}, "at least 0 and finite, got inf"),
+        ({"tau": math.inf}, "at least 0 and finite, got inf"),
     ],
 )
 def test_bad_options(options, message):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation
 from opteq.errors import ConfigError, ShapeError
 from opteq.operators.base import LinearOperator
+from opteq.options import is_number
 from opteq.results import State
 
 
@@ -114,6 +116,24 @@ def expect_operator(operator: object, name: str) -> None:
             f"Expected an opteq operator such as opteq.Conv2d for `{name}`,"
             f" got {kind.__module__}.{kind.__name__}."
         )
+
+
+def check_max_norm(max_norm: object) -> None:
+    """Raise a `ConfigError` unless `max_norm` is a ceiling on a norm or None."""
+    if max_norm is not None and not (is_number(max_norm) and max_norm > 0):
+        raise ConfigError(f"Expected `max_norm` to be positive or None, got {max_norm!r}.")
+
+
+def check_branches(branches: object, kind: type[EquilibriumMap]) -> None:
+    """Raise a `ConfigError` unless `branches` is a list of at least one map of this kind."""
+    if not isinstance(branches, Sequence | nn.ModuleList):
+        raise ConfigError(f"Expected a list of branches, got {type(branches).__name__}.")
+    if not len(branches):
+        raise ConfigError("Expected at least one branch.")
+    for number, branch in enumerate(branches, start=1):
+        if not isinstance(branch, kind):
+            got = f"the class {branch.__name__}" if isinstance(branch, type) else type(branch).__name__
+            raise ConfigError(f"Expected branch {number} to be an {kind.__name__}, got {got}.")
 
 
 def state_shape(operator: LinearOperator, injection: Tensor) -> tuple[int, ...]:

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import torch
 from torch import Tensor, nn
 
 from opteq.activations import Activation, get_activation
 from opteq.errors import ConfigError
-from opteq.maps.base import EquilibriumMap, Injection, expect_operator, state_shape, zero_state
+from opteq.maps.base import (
+    EquilibriumMap,
+    Injection,
+    check_max_norm,
+    expect_operator,
+    state_shape,
+    zero_state,
+)
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.gaussian import GaussianSimilarity
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.operators.base import LinearOperator
 from opteq.operators.constraint import constrained_weights
+from opteq.options import is_number, is_whole
 from opteq.results import State
 
 ADAPTIVE_NUMERATOR = 0.2
 """`γM` under the adaptive rule: the largest patch weight at the start is `e^{-0.2} = 0.82`."""
 # A patch that starts (nearly) at its injection must not make every other weight underflow.
 _SMALLEST_SHARE = 1e-2
+_SMALLEST_WEIGHT = 1e-6
 
 
 class GaussianMap(EquilibriumMap):
@@ -29,7 +39,8 @@ class GaussianMap(EquilibriumMap):
     The map of GEQ (Li et al. 2023, Algorithm 1) and KerDEQ.
 
     Without patches, `y = σ(e^{-γ‖c - W y‖²} Wᵀ(c - W y))`. Equilibria are stationary for
-    `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)` with the Gaussian similarity `S`.
+    `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)` with the Gaussian similarity `S`. A fixed `γ` suits distances of one size
+    only: over whole feature maps the weight underflows, and `y` with it. The first `bind` warns of that.
 
     `gamma="adaptive"` sets `γ = 0.2 / M` per sample, with `M` the smallest patch distance at the
     start `y = 0`, so that the nearest patch starts with weight `e^{-0.2}`; `M` counts as at least a
@@ -69,21 +80,24 @@ class GaussianMap(EquilibriumMap):
     ) -> None:
         super().__init__()
         expect_operator(W, "W")
-        if gamma != "adaptive" and not (isinstance(gamma, int | float) and gamma > 0):
+        if gamma != "adaptive" and not (is_number(gamma) and gamma > 0):
             raise ConfigError(f"Expected `gamma` to be a positive number or 'adaptive', got {gamma!r}.")
+        if patches is not None and not isinstance(patches, Patches):
+            raise ConfigError(f"Expected `patches` to be Patches(channels, size) or None, got {patches!r}.")
         if patches is not None and W.out_channels % patches.channels:
             raise ConfigError(
                 f"Expected the {W.out_channels} channels of `W` to divide into patches of {patches.channels}."
             )
-        if hidden < 1:
-            raise ConfigError(f"Expected `hidden` to be at least 1, got {hidden}.")
-        if max_norm is not None and not max_norm > 0:
-            raise ConfigError(f"Expected `max_norm` to be positive or None, got {max_norm}.")
+        if not (is_whole(hidden) and hidden >= 1):
+            raise ConfigError(f"Expected `hidden` to be a whole number of at least 1, got {hidden!r}.")
+        check_max_norm(max_norm)
         self.W = W
         self.injection = Injection(U, W.out_channels, bias)
         self.patches = WholeSample() if patches is None else patches
         self.activation = get_activation(activation)
         self.gamma, self.detach_gamma, self.max_norm = gamma, detach_gamma, max_norm
+        # Whether the weights at the start were looked at once, or need not be.
+        self.weights_checked = gamma == "adaptive"
         self.projection = None
         if patches is not None:
             d = patches.dimension
@@ -112,11 +126,34 @@ class GaussianMap(EquilibriumMap):
             return gram / torch.linalg.matrix_norm(wide, 2).clamp(min=1.0).to(gram.dtype)
 
     def _gamma(self, c: Tensor, gram: Tensor | None) -> Tensor:
-        if isinstance(self.gamma, int | float):
-            return c.new_full((len(c),), float(self.gamma))
+        if isinstance(self.gamma, str):
+            return self._adaptive_gamma(c, gram)
+        if not self.weights_checked:
+            self._check_weights(self.gamma * self._distances(c, gram).detach().amin(1))
+        return c.new_full((len(c),), float(self.gamma))
+
+    def _check_weights(self, exponent: Tensor) -> None:
+        """Warn of samples whose nearest patch starts with a weight `e^{-u}` that is next to nothing."""
+        self.weights_checked = True
+        lost = exponent > -math.log(_SMALLEST_WEIGHT)
+        if lost.any():
+            warnings.warn(
+                f"With gamma={self.gamma:g} the largest weight at the start is below {_SMALLEST_WEIGHT:g} for"
+                f" {int(lost.sum())} of {len(lost)} samples, where y is next to 0 and hardly learns; use"
+                " gamma='adaptive', or patches.",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _distances(self, c: Tensor, gram: Tensor | None) -> Tensor:
+        """`(batch, n)` distances of the patches at the start `y = 0`."""
         with torch.autocast(c.device.type, enabled=False):
             start = self.patches.split(c)
-            distance = (start * (start if gram is None else start @ gram)).sum(-1)
+            return (start * (start if gram is None else start @ gram)).sum(-1)
+
+    def _adaptive_gamma(self, c: Tensor, gram: Tensor | None) -> Tensor:
+        distance = self._distances(c, gram)
+        with torch.autocast(c.device.type, enabled=False):
             floor = (_SMALLEST_SHARE * distance.mean(1)).clamp(min=torch.finfo(c.dtype).eps)
             gamma = ADAPTIVE_NUMERATOR / torch.maximum(distance.amin(1), floor)
         return gamma.detach() if self.detach_gamma else gamma

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from opteq.activations import Activation, get_activation
 from opteq.errors import ConfigError
-from opteq.maps.base import EquilibriumMap, Injection, expect_operator
+from opteq.maps.base import EquilibriumMap, Injection, check_max_norm, expect_operator
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.inner_product import (
     InnerProductKernel,
@@ -82,8 +82,7 @@ class KernelMap(EquilibriumMap):
                 f"Expected `U` to produce the {W.in_channels} channels of the state, which `W` takes,"
                 f" got {U.out_channels}."
             )
-        if max_norm is not None and not max_norm > 0:
-            raise ConfigError(f"Expected `max_norm` to be positive or None, got {max_norm}.")
+        check_max_norm(max_norm)
         self.W = W
         self.injection = Injection(U, W.in_channels, bias)
         self.kernel, self.activation = get_kernel(kernel), get_activation(activation)

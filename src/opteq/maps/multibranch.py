@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, eliminated
 from opteq.errors import ConfigError
-from opteq.maps.base import EquilibriumMap, expect_operator
+from opteq.maps.base import EquilibriumMap, check_branches, expect_operator
 from opteq.maps.kernel import KernelMap
 from opteq.maps.kernelbranches import couple
 from opteq.maps.optequnit import OptEqEquation, OptEqUnit
@@ -21,6 +21,7 @@ from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.coupling import Coupling, HeritageDiversity, check_channels
 from opteq.operators.base import LinearOperator
+from opteq.options import is_number
 from opteq.results import Certificate, State, tensors_of
 
 _SWEEPS = ("jacobi", "gauss-seidel")
@@ -78,16 +79,19 @@ class MOptEq(EquilibriumMap):
         perturb_at_inference: bool = False,
     ) -> None:
         super().__init__()
-        if not units:
-            raise ConfigError("Expected at least one branch.")
-        if sweep not in _SWEEPS:
-            raise ConfigError(f"Expected `sweep` to be one of {', '.join(_SWEEPS)}, got {sweep!r}.")
-        if not perturbation >= 0:
-            raise ConfigError(f"Expected `perturbation` to be at least 0, got {perturbation}.")
+        check_branches(units, EquilibriumMap)
         if not any(all(isinstance(unit, kind) for unit in units) for kind in (OptEqUnit, KernelMap)):
             names = ", ".join(type(unit).__name__ for unit in units)
             raise ConfigError(f"Expected branches that are all OptEqUnit or all KernelMap, got {names}.")
+        if sweep not in _SWEEPS:
+            raise ConfigError(f"Expected `sweep` to be one of {', '.join(_SWEEPS)}, got {sweep!r}.")
+        if not (is_number(perturbation) and perturbation >= 0):
+            raise ConfigError(f"Expected `perturbation` to be a number of at least 0, got {perturbation!r}.")
         if coupling is not None:
+            if not isinstance(coupling, HeritageDiversity):
+                raise ConfigError(
+                    f"Expected `coupling` to be HeritageDiversity(...) or None, got {coupling!r}."
+                )
             check_channels([_channels(unit) for unit in units])
         elif isinstance(units[0], KernelMap):
             raise ConfigError(
@@ -263,7 +267,9 @@ class MultiBranchEquation(Equation):
     def contraction(self, state: State | None = None) -> Certificate:
         """The units' bound times that of `∂h`; infinite everywhere with `D_τ`, see `uniqueness`."""
         units = self.branches.contraction()
-        return replace(units, value=units.value * self.coupling.jacobian_bound(state))
+        bound = units.value * self.coupling.jacobian_bound(state)
+        # Not 0 · ∞ of units whose W vanishes.
+        return replace(units, value=torch.where(units.value > 0, bound, 0.0))
 
     def uniqueness(self) -> Certificate:
         """`(batch,)` `q = max_i L_σ‖W_i‖²/μ_i · (1 + λ(C-1))`.

@@ -13,7 +13,14 @@ from torch import Tensor, nn
 from opteq.activations import Activation, get_activation
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, symmetric_psd
 from opteq.errors import ConfigError
-from opteq.maps.base import EquilibriumMap, Injection, expect_operator, state_shape, zero_state
+from opteq.maps.base import (
+    EquilibriumMap,
+    Injection,
+    check_max_norm,
+    expect_operator,
+    state_shape,
+    zero_state,
+)
 from opteq.operators.base import LinearOperator, Weights
 from opteq.operators.constraint import constrained_weights
 from opteq.results import Certificate, State
@@ -56,8 +63,7 @@ class OptEqUnit(EquilibriumMap):
         expect_operator(W, "W")
         if not 0 < mu < math.inf:
             raise ConfigError(f"Expected `mu` to be positive and finite, got {mu}.")
-        if max_norm is not None and not max_norm > 0:
-            raise ConfigError(f"Expected `max_norm` to be positive or None, got {max_norm}.")
+        check_max_norm(max_norm)
         self.W = W
         self.injection = Injection(U, W.out_channels, bias)
         self.activation = get_activation(activation)

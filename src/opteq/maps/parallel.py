@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, with_tensors_of
 from opteq.errors import ConfigError
-from opteq.maps.base import EquilibriumMap
+from opteq.maps.base import EquilibriumMap, check_branches
 from opteq.results import Certificate, State, combined, tensors_of
 
 
@@ -29,13 +29,12 @@ class Parallel(EquilibriumMap):
         maps: the branches; each has a state of one tensor.
 
     Raises:
-        ConfigError: if there is no branch.
+        ConfigError: if there is no branch, or one is no equilibrium map.
     """
 
     def __init__(self, maps: Sequence[EquilibriumMap]) -> None:
         super().__init__()
-        if not maps:
-            raise ConfigError("Expected at least one branch.")
+        check_branches(maps, EquilibriumMap)
         # A ModuleList does not say what it holds.
         self.maps: list[EquilibriumMap] = nn.ModuleList(maps)  # type: ignore[assignment]
 

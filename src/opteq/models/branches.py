@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from opteq.errors import ConfigError
 from opteq.gradients.base import GradientMethod
@@ -16,7 +16,7 @@ from opteq.maps.kernel import KernelMap
 from opteq.maps.multibranch import MOptEq
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.parallel import Parallel
-from opteq.models.classifier import ImageClassifier, equilibrium_layer
+from opteq.models.classifier import ImageClassifier, equilibrium_layer, linear_head
 from opteq.models.fusion import fusion as fusion_named
 from opteq.models.stem import convolutional_stem
 from opteq.objectives.coupling import HeritageDiversity
@@ -75,7 +75,7 @@ class BranchClassifier(ImageClassifier):
         super().__init__(in_channels, classes, extractor, layer)
         self.fusion, outputs = fusion_named(fusion, count, channels)
         self.pool = pool
-        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(outputs * channels * pool**2, classes))
+        self.head = linear_head(outputs * channels * pool**2, classes, dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, classes)` logits; raises as `features` does."""
@@ -410,6 +410,9 @@ def _injection(in_channels: int, out_channels: int, reduction: int) -> LinearOpe
 
 
 def _branches(hidden: Sequence[int], reductions: Sequence[int]) -> list[tuple[int, int]]:
+    for name, numbers in (("hidden", hidden), ("reductions", reductions)):
+        if not isinstance(numbers, Sequence):
+            raise ConfigError(f"Expected `{name}` to be a list with one number per branch, got {numbers!r}.")
     if len(hidden) != len(reductions) or not hidden:
         raise ConfigError(
             f"Expected one number of `hidden` channels and one of `reductions` per branch, got {len(hidden)}"

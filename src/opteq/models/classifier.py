@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -47,16 +48,31 @@ class ImageClassifier(nn.Module):
             ShapeError: if `x` is no batch of images with `in_channels` channels.
             NonFiniteError: if `x` has NaN or infinite values.
         """
-        check_images(x, self.in_channels)
+        check_images(x, self)
         return self.equilibria(self.stem(x))
 
 
-def check_images(x: Tensor, in_channels: int) -> None:
-    """Raise a `ShapeError` unless `x` is a batch of images."""
-    if x.dim() != 4 or x.shape[1] != in_channels:
+def check_images(x: Tensor, network: nn.Module) -> None:
+    """Raise a `ShapeError` unless `x` is a batch of images for a network with these `in_channels`."""
+    if x.dim() != 4 or x.shape[1] != network.in_channels:
         raise ShapeError(
-            f"Expected images of shape (batch, {in_channels}, height, width), got {tuple(x.shape)}."
+            f"Expected images of shape (batch, {network.in_channels}, height, width), got {tuple(x.shape)}."
         )
+    dtype = next(network.parameters()).dtype
+    autocast = torch.is_autocast_enabled(x.device.type) and x.is_floating_point()
+    if x.dtype != dtype and not autocast:
+        raise ShapeError(f"Expected images of {dtype}, got {x.dtype}; convert them with images.to({dtype}).")
+
+
+def linear_head(features: int, classes: int, dropout: float) -> nn.Sequential:
+    """A linear head that drops features in training.
+
+    Raises:
+        ConfigError: if `dropout` is no probability.
+    """
+    if not 0 <= dropout <= 1:
+        raise ConfigError(f"Expected `dropout` to be a probability from 0 to 1, got {dropout}.")
+    return nn.Sequential(nn.Dropout(dropout), nn.Linear(features, classes))
 
 
 def equilibrium_layer(
@@ -119,7 +135,7 @@ class EquilibriumClassifier(ImageClassifier):
         )
         self.norm = nn.BatchNorm2d(channels)
         self.pool = pool
-        self.head = nn.Sequential(nn.Dropout(dropout), nn.Linear(channels * pool**2, classes))
+        self.head = linear_head(channels * pool**2, classes, dropout)
 
     @property
     def stages(self) -> list[nn.Module]:

@@ -50,10 +50,12 @@ class HeritageDiversity:
     diversity: bool = True
 
     def __post_init__(self) -> None:
-        require(self.weight >= 0, self, "weight", "at least 0")
-        require(self.tau >= 0, self, "tau", "at least 0")
+        require(0 <= self.weight < math.inf, self, "weight", "at least 0 and finite")
+        require(0 <= self.tau < math.inf, self, "tau", "at least 0 and finite")
         if not (self.heritage or self.diversity):
-            raise ConfigError("A coupling needs heritage or diversity; set coupling=None to go without both.")
+            raise ConfigError(
+                "A coupling needs heritage or diversity; use Parallel (POptEqClassifier) to go without both."
+            )
 
     @property
     def hard(self) -> bool:
@@ -86,7 +88,7 @@ def check_channels(channels: Sequence[int]) -> None:
     if len(channels) < 2:
         raise ConfigError(
             "Heritage and diversity couple neighbouring branches, of which there is one;"
-            " add a branch or set coupling=None."
+            " add a branch, or use Parallel (POptEqClassifier) for a single one."
         )
     if len(set(channels)) > 1:
         raise ConfigError(f"Expected coupled branches to have equal channels, got {list(channels)}.")

@@ -149,7 +149,7 @@ def get_kernel(kernel: str | InnerProductKernel) -> InnerProductKernel:
     """
     if isinstance(kernel, InnerProductKernel):
         return kernel
-    if kernel not in KERNELS:
+    if not isinstance(kernel, str) or kernel not in KERNELS:
         raise ConfigError(f"Expected `kernel` to be one of {', '.join(KERNELS)}, got {kernel!r}.")
     return KERNELS[kernel]()
 

@@ -53,7 +53,8 @@ class Patches:
         c, p = self.channels, self.size
         blocks = x.permute(0, 2, 3, 1).unflatten(3, (-1, c)).unflatten(2, (-1, p)).unflatten(1, (-1, p))
         # (batch, H/p, p, W/p, p, C/c, c) → (batch, H/p, W/p, C/c, p, p, c)
-        return blocks.permute(0, 1, 3, 5, 2, 4, 6).reshape(len(x), -1, self.dimension)
+        count = x.shape[1:].numel() // self.dimension
+        return blocks.permute(0, 1, 3, 5, 2, 4, 6).reshape(len(x), count, self.dimension)
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
         """`(batch, n, d) ↦ (batch, C, H, W)`, channels-last; sizes as those of `like`."""
@@ -73,7 +74,7 @@ class WholeSample:
 
     def split(self, x: Tensor) -> Tensor:
         """`(batch, ...) ↦ (batch, 1, n)`."""
-        return x.reshape(len(x), 1, -1)
+        return x.reshape(len(x), 1, x.shape[1:].numel())
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
         """`(batch, 1, n) ↦ (batch, ...)`, shaped and laid out like `like`."""

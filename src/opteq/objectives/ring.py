@@ -165,7 +165,8 @@ def _factor(large: Size, small: Size) -> int | None:
 
 
 def _matrix(image: Tensor) -> Tensor:
-    return image.reshape(*image.shape[:2], -1).mT
+    # Not -1, which an empty batch leaves open.
+    return image.reshape(*image.shape[:2], image.shape[2:].numel()).mT
 
 
 def _added(total: Tensor | None, image: Tensor) -> Tensor:

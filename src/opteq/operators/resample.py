@@ -8,6 +8,7 @@ from torch import Tensor
 
 from opteq.errors import ConfigError, ShapeError
 from opteq.operators.base import FixedOperator, Weights
+from opteq.options import is_whole
 
 
 class AveragePool(FixedOperator):
@@ -17,7 +18,7 @@ class AveragePool(FixedOperator):
     spreads each value over its block, divided by `factor²`.
 
     Raises:
-        ConfigError: if `factor` is not positive.
+        ConfigError: if `channels` or `factor` is no whole number of at least 1.
         ShapeError: when applied to an image whose sides `factor` does not divide.
     """
 
@@ -25,8 +26,9 @@ class AveragePool(FixedOperator):
 
     def __init__(self, channels: int, factor: int) -> None:
         super().__init__()
-        if factor < 1:
-            raise ConfigError(f"Expected a positive `factor`, got {factor}.")
+        for name, value in (("channels", channels), ("factor", factor)):
+            if not (is_whole(value) and value >= 1):
+                raise ConfigError(f"Expected `{name}` to be a whole number of at least 1, got {value!r}.")
         self.in_channels = self.out_channels = channels
         self.factor = factor
 

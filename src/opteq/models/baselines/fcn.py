@@ -54,5 +54,5 @@ class FCNSegmenter(nn.Module):
         Raises:
             ShapeError: if `x` is no batch of images with `in_channels` channels.
         """
-        check_images(x, self.in_channels)
+        check_images(x, self)
         return enlarged(self.head(self.backbone(x)), x)

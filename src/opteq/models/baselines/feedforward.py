@@ -52,7 +52,7 @@ class FeedForwardClassifier(nn.Module):
         Raises:
             ShapeError: if `x` is no batch of images with `in_channels` channels.
         """
-        check_images(x, self.in_channels)
+        check_images(x, self)
         x = self.stem(x)
         z = F.relu(self.inputs[0](x))
         for layer, given in zip(self.layers, list(self.inputs)[1:], strict=True):
