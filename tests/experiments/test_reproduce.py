@@ -102,9 +102,18 @@ def test_an_unknown_score_is_answered_with_those_that_there_are(path, tmp_path):
 
 
 def test_a_damaged_plan_is_named(path, tmp_path):
-    (tmp_path / "plan.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"plan\.json is not valid JSON"):
-        reproduce(read_table(str(path)), tmp_path, [], print)
+    for text, message in (("{", "is not valid JSON"), ("{}", "is damaged; choose another --output")):
+        (tmp_path / "plan.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ConfigError, match=rf"plan\.json {message}"):
+            reproduce(read_table(str(path)), tmp_path, [], print)
+
+
+def test_a_mistake_in_the_options_does_not_spoil_the_folder(path, tmp_path):
+    table = read_table(str(path))
+    with pytest.raises(ConfigError, match=r"There is no option trainer\.max_epoch"):
+        reproduce(table, tmp_path, ["--trainer.max_epoch", "1"], print)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce(table, tmp_path, [], stop)
 
 
 def test_tables_are_listed(capsys):

@@ -249,6 +249,8 @@ def test_the_condition_on_the_mixing_is_watched():
 def test_a_mixing_that_is_not_positive_definite_is_refused(wrong):
     with pytest.raises(ConfigError, match="symmetric positive-definite `mixing`"):
         LinearMixing(Dense(5, 4), Dense(3, 4), wrong)
+    with pytest.raises(ConfigError, match="Expected `mixing` to be a tensor, got list"):
+        LinearMixing(Dense(5, 4), Dense(3, 4), [[1.0]])
     with pytest.raises(ConfigError, match=r"`mixing` of shape \(4, 4\), got \(3, 3\)"):
         LinearMixing(Dense(5, 4), Dense(3, 4), torch.eye(3))
 

@@ -110,8 +110,12 @@ def _keep_plan(table: Table, output: Path, options: Sequence[str]) -> None:
     path = output / PLAN
     if path.is_file():
         earlier = read_json(path)
+        if not {"options", "configs"} <= earlier.keys():
+            raise ConfigError(f"{path} is damaged; choose another --output.")
         changed = [name for name, config in configs.items() if earlier["configs"].get(name, config) != config]
-        if earlier["options"] != plan["options"] or changed:
+        # A mistake in the options of an earlier call has trained nothing, and is no reason to refuse.
+        started = any((output / name).is_dir() for name in earlier["configs"])
+        if started and (earlier["options"] != plan["options"] or changed):
             what = f"its row {changed[0]} was" if changed else f"options {' '.join(earlier['options'])} were"
             raise ConfigError(f"{output} was made when {what} different; choose another --output.")
     write_json(path, plan)

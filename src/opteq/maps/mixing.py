@@ -46,6 +46,8 @@ class LinearMixing(OptEqUnit):
     ) -> None:
         expect_operator(W, "W")
         n = W.out_channels
+        if not isinstance(mixing, Tensor):
+            raise ConfigError(f"Expected `mixing` to be a tensor, got {type(mixing).__name__}.")
         if mixing.shape != (n, n):
             raise ConfigError(f"Expected `mixing` of shape ({n}, {n}), got {tuple(mixing.shape)}.")
         factor, failed = torch.linalg.cholesky_ex(mixing)

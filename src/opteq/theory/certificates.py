@@ -10,6 +10,7 @@ from torch import Tensor
 from opteq.equation import Equation
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
+from opteq.maps.affine import AffineEquation
 from opteq.maps.kernelbranches import KernelBranchesEquation
 from opteq.maps.multibranch import MultiBranchEquation
 from opteq.maps.parallel import ParallelEquation
@@ -123,11 +124,16 @@ def distance_factor(equation: Equation) -> Certificate:
     `G = f + ½‖·‖² - S` strongly convex with modulus `m = 1 - h`. The image `p = T(y)` has the
     subgradient `(∇S(y) - ∇S(p))`, no longer than `s‖y - p‖`, hence `‖p - y*‖ ≤ (s/m)‖y - p‖` and
     `κ = 1 + s/m`. For the Gaussian `h = 2e^{-3/2}s`, and `κ` stays finite up to `s = 2.24`. Independent
-    branches have the largest of their factors.
+    branches have the largest of their factors. An affine change `A⁻¹∘T∘A` has `A z` no further than
+    `κ‖M‖‖T(z) - z‖` from the equilibrium of `T`, hence the factor `‖M⁻¹‖‖M‖κ` with the `κ` of `T`, whether
+    it contracts itself or not.
     """
     if isinstance(equation, ParallelEquation):
         parts = [distance_factor(branch) for branch in equation.branches]
         return combined(parts, torch.stack([part.value for part in parts]).amax(0))
+    if isinstance(equation, AffineEquation):
+        inner = distance_factor(equation.inner)
+        return replace(inner, value=inner.value * torch.linalg.cond(equation.matrix))
     contraction = equation.contraction()
     value = torch.where(contraction.value < 1, 1 / (1 - contraction.value), torch.inf)
     if isinstance(equation, SimilarityEquation):
