@@ -1,12 +1,19 @@
+import re
+from itertools import groupby
 from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
 import opteq
+from opteq.data.images import read_image
+from opteq.data.preprocess import Normalization, Preprocess
+from opteq.models.classifier import OptEqClassifier
+from opteq.models.loading import ModelCard, save_network
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/index.md", "docs/coming-from-torchdeq.md"]
+PAGES = ["CONTRIBUTING.md", "docs/index.md", "docs/coming-from-torchdeq.md"]
 
 
 def run_examples(page):
@@ -25,6 +32,37 @@ def run_examples(page):
 def test_examples_run(page):
     torch.manual_seed(0)
     run_examples(page)
+
+
+def test_the_output_in_the_readme(capsys):
+    run_examples("README.md")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == text.split("```text\n")[2].partition("```")[0]
+
+
+def test_the_guide(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    run, photos = tmp_path / "runs" / "digits", tmp_path / "photos"
+    run.mkdir(parents=True)
+    photos.mkdir()
+    network = {"class_path": "opteq.models.classifier.OptEqClassifier", "init_args": {"in_channels": 1}}
+    card = ModelCard(network, tuple("0123456789"), 1, 8, (0.3,), (0.4,))
+    save_network(run, OptEqClassifier(in_channels=1), card)
+    pixels = torch.randint(256, (11, 19, 3), dtype=torch.uint8)
+    Image.fromarray(pixels.numpy()).save(photos / "three.png")
+
+    names = run_examples("docs/guide.md")
+    # A loop prints its line more than once; the last line names a prediction and is not stated.
+    printed = [line for line, _ in groupby(capsys.readouterr().out.splitlines())]
+    text = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
+    stated = re.findall(r"^ *print\(.+\)  # (.+)$", text, re.MULTILINE)
+    assert printed[:-1] == stated
+    # What one writes oneself reads an image as the command does, but for rounding to a grey level.
+    pixels = read_image(photos / "three.png", 1, 8)
+    expected, _ = Preprocess(Normalization(card.mean, card.std))((pixels[None], None))
+    torch.testing.assert_close(names["batch"], expected, rtol=0, atol=1.01 / 255 / card.std[0])
+    assert (names["radius"] > 0).all()
 
 
 def test_the_solver_of_the_recipe_finds_the_equilibrium():
