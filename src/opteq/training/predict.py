@@ -2,6 +2,7 @@
 
 import csv
 import io
+import warnings
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
@@ -63,7 +64,10 @@ def predict_to_file(network: nn.Module, card: ModelCard, images: Path, output: P
 
 @torch.no_grad()
 def predict_images(
-    network: nn.Module, card: ModelCard, images: Path, skip: Callable[[str], None]
+    network: nn.Module,
+    card: ModelCard,
+    images: str | Path,
+    skip: Callable[[str], None] = warnings.warn,
 ) -> list[Prediction]:
     """Classify one image, or every image in a folder and the folders inside it, in the order of their paths.
 
@@ -71,7 +75,7 @@ def predict_images(
         network: The network.
         card: What it takes and what its logits stand for.
         images: An image file or a folder.
-        skip: Receives the reason, which names the file, for each that cannot be read.
+        skip: Receives the reason, which names the file, for each that cannot be read; a warning unless given.
 
     Raises:
         ConfigError: The network does not classify whole images, the folder is missing or empty, or no image
@@ -86,7 +90,7 @@ def predict_images(
     network = network.to(device).eval()
     preprocess = Preprocess(Normalization(card.mean, card.std))
     predictions: list[Prediction] = []
-    files = [images] if images.is_file() else find_images(images)
+    files = [Path(images)] if Path(images).is_file() else find_images(Path(images))
     for start in range(0, len(files), BATCH_SIZE):
         pixels: dict[Path, Tensor] = {}
         for path in files[start : start + BATCH_SIZE]:
