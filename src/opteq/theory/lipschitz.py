@@ -101,7 +101,8 @@ def _equilibrium_bound(map: EquilibriumMap, x: Tensor) -> float:
 def _room(pull: float) -> float:
     if pull >= 1:
         raise ConfigError(
-            "No Lipschitz bound holds for weights this large; keep ‖W‖ smaller with `max_norm`."
+            f"No Lipschitz bound holds for weights this large: the bound {pull:.3f} on how the map changes"
+            " with its state is not below 1; keep ‖W‖ smaller with `max_norm`."
         )
     return 1 - pull
 
