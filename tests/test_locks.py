@@ -1,0 +1,42 @@
+"""Claims on folders, between processes."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from opteq.errors import ConfigError
+from opteq.locks import exclusive
+
+HOLD = """
+import sys
+from pathlib import Path
+from opteq.locks import exclusive
+with exclusive(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_a_folder_is_one_processs_at_a_time_and_free_once_it_is_killed(tmp_path):
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    with other:
+        assert other.stdout.readline() == "held\n"
+        with pytest.raises(ConfigError, match=r"Another process is at work in .*; wait until it is done"):
+            exclusive(tmp_path).__enter__()
+        other.kill()
+    with exclusive(tmp_path):
+        pass
+
+
+def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):
+    def no_locks(*arguments):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    with exclusive(tmp_path):
+        pass
