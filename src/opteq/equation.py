@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -231,13 +231,23 @@ def eliminated(first: Callable[[State], State], second: Callable[[State], State]
     return SymmetricForm(matvec=first, enter=lambda g: g, leave=lambda v, g: v, metric=second)
 
 
+class _HasTensors(Protocol):
+    @property
+    def tensors(self) -> tuple[Tensor, ...]: ...
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self: ...
+
+
+_Part = TypeVar("_Part", bound=_HasTensors)
+
+
 def with_tensors_of(
-    equations: tuple[Equation, ...], tensors: tuple[Tensor, ...]
-) -> tuple[tuple[Equation, ...], tuple[Tensor, ...]]:
-    """`equations` with values for the `tensors` of all of them in turn, and the values left over."""
+    parts: tuple[_Part, ...], tensors: tuple[Tensor, ...]
+) -> tuple[tuple[_Part, ...], tuple[Tensor, ...]]:
+    """`parts`, such as equations, with values for the `tensors` of each in turn, and the values left over."""
     replaced = []
-    for equation in equations:
-        count = len(equation.tensors)
-        replaced.append(equation.with_tensors(tensors[:count]))
+    for part in parts:
+        count = len(part.tensors)
+        replaced.append(part.with_tensors(tensors[:count]))
         tensors = tensors[count:]
     return tuple(replaced), tensors

@@ -1,7 +1,5 @@
 """Writing files so that a failure never costs the file that was there before."""
 
-import errno
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -10,8 +8,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from opteq.errors import ConfigError
-
-LOCK = ".lock"
 
 
 @contextmanager
@@ -40,29 +36,6 @@ def write_beside(path: Path) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(path)
         raise
-
-
-@contextmanager
-def exclusive(folder: Path) -> Iterator[None]:
-    """Keep other processes that ask for the same folder out of it.
-
-    The system ends the claim with the process, however that ends, so that nothing has to be cleared
-    away after a crash. File systems that know no locks are used without.
-
-    Raises:
-        ConfigError: Another process is in the folder.
-    """
-    with (folder / LOCK).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ConfigError(
-                f"Another process is at work in {folder}; wait until it is done, or stop it first."
-            ) from error
-        except OSError as error:
-            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
-                raise
-        yield
 
 
 def write_file(path: Path, content: bytes) -> None:

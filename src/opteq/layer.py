@@ -82,7 +82,8 @@ class EquilibriumLayer(nn.Module):
             ShapeError: if `x` does not fit the map.
             ConvergenceError: with `on_unconverged="raise"`, if a sample missed the tolerance.
         """
-        return self._equilibrium(x)[0]
+        equation, state, _ = self._equilibrium(x)
+        return equation.readout(state)
 
     def solve(self, x: State, trace: bool = False) -> Solution:
         """The equilibrium with the record of how it was reached; raises as `forward` does.
@@ -91,16 +92,17 @@ class EquilibriumLayer(nn.Module):
             x: the input.
             trace: also record residual and hidden objective along a plain iteration from the start.
         """
-        value, info, equation = self._equilibrium(x)
+        equation, state, info = self._equilibrium(x)
         steps = self.solver.max_steps if self.solver else info.evaluations
-        return Solution(value, info, trace_iteration(equation, steps) if trace else None)
+        record = trace_iteration(equation, steps) if trace else None
+        return Solution(equation.readout(state), info, state, record)
 
     def bind(self, x: State) -> Equation:
         """The equation that is solved for `x`, for inspection, certificates and energies."""
         _check_input(x, next((p.dtype for p in self.map.parameters()), None))
         return self.map.bind(x)
 
-    def _equilibrium(self, x: State) -> tuple[State, SolveInfo, Equation]:
+    def _equilibrium(self, x: State) -> tuple[Equation, State, SolveInfo]:
         equation = self.bind(x)
         if isinstance(self.gradient, DirectMethod):
             state, info = self.gradient.run(equation)
@@ -110,24 +112,19 @@ class EquilibriumLayer(nn.Module):
             assert self.solver is not None
             detached = equation.detach()
             _check_autocast(self.solver, detached.tensors[0].device)
-            # Of the attached equation, which may have it at hand; no names, so that the solve can drop them.
+            with torch.no_grad():
+                # Of the attached equation, which may have it at hand.
+                first = map_state(Tensor.detach, equation.first_iterate())
+            joint = detached.batch_coupled
             if self.solver.needs_gradient_map:
                 function, scale = detached.gradient_map()
-                found = find_fixed_point(
-                    function, _first_iterate(equation), self.solver, scale, detached.batch_coupled
-                )
+                found = find_fixed_point(function, first, self.solver, scale, joint)
             else:
-                found = find_fixed_point(
-                    detached,
-                    detached.initial(),
-                    self.solver,
-                    joint=detached.batch_coupled,
-                    first=_first_iterate(equation),
-                )
+                found = find_fixed_point(detached, detached.initial(), self.solver, joint=joint, first=first)
             info = found.info
             self._report("forward", info)
             state = attach(self.gradient, equation, detached, found, self._report_adjoint)
-        return equation.readout(state), info, equation
+        return equation, state, info
 
     def _report_adjoint(self, info: SolveInfo) -> None:
         self._report("adjoint", info)
@@ -255,11 +252,6 @@ def _check_input(x: State, dtype: torch.dtype | None) -> None:
             raise NonFiniteError(
                 f"Expected finite inputs, got NaN or infinite values in samples {shown}; clean or drop them."
             )
-
-
-@torch.no_grad()
-def _first_iterate(equation: Equation) -> State:
-    return map_state(Tensor.detach, equation.first_iterate())
 
 
 def _check_autocast(solver: Solver, device: torch.device) -> None:

@@ -72,6 +72,12 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and type(value) is not bool
 
 
+def check_count(name: str, value: object) -> None:
+    """Raise a `ConfigError` unless the argument `name` is a whole number of at least 1."""
+    if not (is_whole(value) and value >= 1):
+        raise ConfigError(f"Expected `{name}` to be a whole number of at least 1, got {value!r}.")
+
+
 def require(condition: bool, owner: object, name: str, expected: str) -> None:
     """Raise a `ConfigError` about the option `name` of `owner` unless `condition` holds."""
     if not condition:

@@ -73,10 +73,14 @@ class Trace:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """An equilibrium: the readout `value`, the `SolveInfo` and, on request, the `Trace`."""
+    """An equilibrium: the readout `value`, the `SolveInfo` and, on request, the `Trace`.
+
+    `state` is what the solve iterated on; most maps read out all of it, and then it is `value` itself.
+    """
 
     value: State
     info: SolveInfo
+    state: State
     trace: Trace | None = None
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 
 from opteq.cli import main
 from opteq.configs import presets
-from opteq.files import exclusive
+from opteq.locks import exclusive
 
 
 @pytest.fixture(scope="module")

@@ -383,3 +383,20 @@ def test_errors():
     ]:
         with pytest.raises(ConfigError, match=message):
             build()
+
+
+@pytest.mark.spec("R5.3")
+def test_a_solution_has_the_state_behind_its_readout():
+    units = [KernelMap(Dense(n, 3), Dense(4, n), "sigmoid", max_norm=0.8).double() for n in (5, 6)]
+    layer = EquilibriumLayer(MOptEq(units, HeritageDiversity(0.1)), EXACT)
+    x = random(2, 4)
+    solution = layer.solve(x)
+    assert [y.shape[1] for y in tensors_of(solution.state)] == [5, 6]
+    for y, image in zip(solution.state, layer.bind(x)(solution.state), strict=True):
+        torch.testing.assert_close(image, y, rtol=1e-9, atol=1e-11)
+    for z, y, unit in zip(solution.value, solution.state, units, strict=True):
+        W = unit.W.weight
+        W = W * (0.8 * 0.5**0.5 / torch.linalg.matrix_norm(W, 2)).clamp(max=1)
+        torch.testing.assert_close(z, y @ W.mT, rtol=1e-6, atol=1e-9)
+    linear = EquilibriumLayer(OptEqUnit(Dense(3, 5), Dense(4, 5)).double(), EXACT).solve(x)
+    assert linear.state is linear.value

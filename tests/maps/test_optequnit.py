@@ -244,6 +244,7 @@ def test_the_certificate_is_sharp_for_a_linear_unit(seed: int):
         ),
         (lambda: OptEqUnit(Conv2d(2, 3), Conv2d(2, 4)), "produce the 3 channels that `W` produces, got 4"),
         (lambda: OptEqUnit(Dense(2, 3), Dense(2, 3), mu=0.0), "`mu` to be positive and finite, got 0"),
+        (lambda: OptEqUnit(Dense(2, 3), Dense(2, 3), mu="1"), "`mu` to be positive and finite, got '1'"),
         (lambda: OptEqUnit(Dense(2, 3), Dense(2, 3), max_norm=-1.0), "`max_norm` to be positive or None"),
         (lambda: OptEqUnit(Dense(2, 3), Dense(2, 3), "swish"), "`activation` to be one of identity, relu"),
         (lambda: OptEqUnit(Dense(2, 3), "U"), "Expected `U` to be an opteq operator or a torch module"),

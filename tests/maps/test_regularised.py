@@ -248,5 +248,7 @@ def test_bad_options_are_refused():
         Regularised(dense_unit(), SquaredNorm(), 0)
     with pytest.raises(ConfigError, match="`gamma` to be positive and finite, got inf"):
         Regularised(dense_unit(), SquaredNorm(), float("inf"), "prox")
+    with pytest.raises(ConfigError, match="`gamma` to be positive and finite, got '1'"):
+        Regularised(dense_unit(), SquaredNorm(), "1", "prox")
     with pytest.raises(ConfigError, match=r"`regulariser` to be one such as SquaredNorm\(\), got <class"):
         Regularised(dense_unit(), SquaredNorm, 0.1)

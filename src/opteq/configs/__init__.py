@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -45,12 +46,7 @@ def resolve_config(name_or_file: str) -> Path:
         ConfigError: It is neither, or the file does not hold options.
     """
     path = find_file(name_or_file, packaged(__name__), "preset")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not a text file; give a configuration in YAML.") from error
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise ConfigError(
             f"Expected {path} to hold options such as trainer: {{max_epochs: 5}}, got {content!r}."
@@ -75,6 +71,20 @@ def find_file(name_or_file: str, known: Mapping[str, Path], kind: str) -> Path:
     close = get_close_matches(name_or_file, known)
     hint = f"did you mean {' or '.join(close)}?" if close else f"{kind}s are {', '.join(sorted(known))}."
     raise ConfigError(f"{name_or_file} is neither a {kind} nor a file; {hint}")
+
+
+def read_yaml(path: Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        ConfigError: It is no YAML file.
+    """
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text file; give a configuration in YAML.") from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
 
 
 def packaged(package: str) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from opteq.evaluation.images import Normalization, displayable
 from opteq.layer import EquilibriumLayer
 from opteq.operators.base import sharp_norms
 from opteq.results import State, map_state, tensors_of
-from opteq.theory.minimisers import certified_convex, curvature_bound, equilibrium_state, kind_at
+from opteq.theory.minimisers import certified_convex, curvature_bound, kind_at
 
 SHOWN_CHANNELS = 3
 
@@ -81,7 +81,7 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
     with torch.no_grad():
         equation = layer.bind(x)
         attention = patch_attention(equation, solution.value)
-    minimiser, local_minimiser = _kinds(layer, x, solution.value)
+    minimiser, local_minimiser = _kinds(layer, x, solution.state)
     return Traces(
         images=displayable(images, normalization),
         residual=solution.trace.residual.numpy(),
@@ -98,9 +98,7 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
 
 
 @torch.no_grad()
-def _kinds(
-    layer: EquilibriumLayer, x: State, equilibria: State
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+def _kinds(layer: EquilibriumLayer, x: State, states: State) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which equilibria are certified to be minimisers, and which appear to be local ones."""
     with sharp_norms(layer):
         try:
@@ -110,7 +108,6 @@ def _kinds(
         local = certified
         if not certified.all():
             # One by one: the estimate keeps many tensors like the state.
-            states = equilibrium_state(layer, layer.bind(x), equilibria)
             rows = [slice(i, i + 1) for i in range(len(certified))]
             kinds = [kind_at(layer.bind(_part(x, row)), _part(states, row)) for row in rows]
             local = torch.cat([kind.local_minimiser for kind in kinds])

@@ -8,13 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
 from torch import nn
 
+from opteq.configs import read_yaml
 from opteq.data.base import ImageDataModule
 from opteq.errors import ConfigError
 from opteq.experiments.tables import Row, Table, run_name, trainings
-from opteq.files import exclusive, read_json, write_json
+from opteq.files import read_json, write_json
+from opteq.locks import exclusive
 from opteq.models.loading import build, load
 from opteq.training.checkpoints import LAST
 from opteq.training.command import run_command
@@ -131,7 +132,7 @@ def _find(path: str) -> Measure:
 
 def _data(folder: Path) -> ImageDataModule:
     """The data set of a run, ready to test on."""
-    data = build(yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))["data"])
+    data = build(read_yaml(folder / CONFIG)["data"])
     data.prepare_data()
     data.setup("test")
     return data

@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from opteq.configs import find_file, packaged
+from opteq.configs import find_file, packaged, read_yaml
 from opteq.errors import ConfigError
 
 _PACKAGE = "opteq.experiments"
@@ -80,11 +78,7 @@ def read_table(name_or_file: str) -> Table:
         ConfigError: There is no such table, or it lacks something.
     """
     path = find_file(name_or_file, packaged(_PACKAGE), "table")
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
-    return _table(path, content)
+    return _table(path, read_yaml(path))
 
 
 def _table(path: Path, content: Any) -> Table:

@@ -124,16 +124,16 @@ def check_max_norm(max_norm: object) -> None:
         raise ConfigError(f"Expected `max_norm` to be positive or None, got {max_norm!r}.")
 
 
-def check_branches(branches: object, kind: type[EquilibriumMap]) -> None:
-    """Raise a `ConfigError` unless `branches` is a list of at least one map of this kind."""
+def check_branches(branches: object) -> None:
+    """Raise a `ConfigError` unless `branches` is a list of at least one map."""
     if not isinstance(branches, Sequence | nn.ModuleList):
         raise ConfigError(f"Expected a list of branches, got {type(branches).__name__}.")
     if not len(branches):
         raise ConfigError("Expected at least one branch.")
     for number, branch in enumerate(branches, start=1):
-        if not isinstance(branch, kind):
+        if not isinstance(branch, EquilibriumMap):
             got = f"the class {branch.__name__}" if isinstance(branch, type) else type(branch).__name__
-            raise ConfigError(f"Expected branch {number} to be an {kind.__name__}, got {got}.")
+            raise ConfigError(f"Expected branch {number} to be an EquilibriumMap, got {got}.")
 
 
 def state_shape(operator: LinearOperator, injection: Tensor) -> tuple[int, ...]:

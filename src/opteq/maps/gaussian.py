@@ -23,7 +23,7 @@ from opteq.objectives.gaussian import GaussianSimilarity
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.operators.base import LinearOperator
 from opteq.operators.constraint import constrained_weights
-from opteq.options import is_number, is_whole
+from opteq.options import check_count, is_number
 from opteq.results import State
 
 ADAPTIVE_NUMERATOR = 0.2
@@ -88,8 +88,7 @@ class GaussianMap(EquilibriumMap):
             raise ConfigError(
                 f"Expected the {W.out_channels} channels of `W` to divide into patches of {patches.channels}."
             )
-        if not (is_whole(hidden) and hidden >= 1):
-            raise ConfigError(f"Expected `hidden` to be a whole number of at least 1, got {hidden!r}.")
+        check_count("hidden", hidden)
         check_max_norm(max_norm)
         self.W = W
         self.injection = Injection(U, W.out_channels, bias)

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 
 from opteq.activations import Activation
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, symmetrized
+from opteq.equation import (
+    Equation,
+    Gradients,
+    Linearization,
+    SymmetricForm,
+    symmetrized,
+    with_tensors_of,
+)
 from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.coupling import Coupling, HeritageDiversity
@@ -70,12 +77,8 @@ class KernelBranchesEquation(Equation):
         return (*(t for similarity in self.similarities for t in similarity.tensors), *self.coupling.tensors)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        similarities = []
-        for similarity in self.similarities:
-            count = len(similarity.tensors)
-            similarities.append(similarity.with_tensors(tensors[:count]))
-            tensors = tensors[count:]
-        return replace(self, similarities=tuple(similarities), coupling=self.coupling.with_tensors(tensors))
+        similarities, rest = with_tensors_of(self.similarities, tensors)
+        return replace(self, similarities=similarities, coupling=self.coupling.with_tensors(rest))
 
     def initial(self) -> tuple[Tensor, ...]:
         return tuple(similarity.initial() for similarity in self.similarities)

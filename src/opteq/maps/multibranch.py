@@ -79,7 +79,7 @@ class MOptEq(EquilibriumMap):
         perturb_at_inference: bool = False,
     ) -> None:
         super().__init__()
-        check_branches(units, EquilibriumMap)
+        check_branches(units)
         if not any(all(isinstance(unit, kind) for unit in units) for kind in (OptEqUnit, KernelMap)):
             names = ", ".join(type(unit).__name__ for unit in units)
             raise ConfigError(f"Expected branches that are all OptEqUnit or all KernelMap, got {names}.")
@@ -159,7 +159,7 @@ class MOptEq(EquilibriumMap):
             return 0.0
         gain = self.coupling.gain(_channels(self.units[0]))
         parts = zip(self.units, ceilings, norms or [math.inf] * len(self.units), strict=True)
-        return max(_strength(*part, gain) for part in parts)
+        return max(_strength_of(*part, gain) for part in parts)
 
     def _largest_norm(self) -> float:
         """The ceiling of all units at which `q` is 1."""
@@ -333,7 +333,7 @@ def _channels(unit: _Unit) -> int:
     return unit.W.in_channels if isinstance(unit, OptEqUnit) else unit.W.out_channels
 
 
-def _strength(unit: _Unit, ceiling: float, norm: float, gain: float) -> float:
+def _strength_of(unit: _Unit, ceiling: float, norm: float, gain: float) -> float:
     """`q` of one branch with `‖W‖ = norm`, after a `max_norm` of `ceiling` has reduced it and the kernel."""
     slope = unit.activation.lipschitz
     if isinstance(unit, OptEqUnit):

@@ -23,6 +23,7 @@ from opteq.maps.base import (
 )
 from opteq.operators.base import LinearOperator, Weights
 from opteq.operators.constraint import constrained_weights
+from opteq.options import is_number
 from opteq.results import Certificate, State
 
 
@@ -61,8 +62,8 @@ class OptEqUnit(EquilibriumMap):
     ) -> None:
         super().__init__()
         expect_operator(W, "W")
-        if not 0 < mu < math.inf:
-            raise ConfigError(f"Expected `mu` to be positive and finite, got {mu}.")
+        if not (is_number(mu) and mu > 0):
+            raise ConfigError(f"Expected `mu` to be positive and finite, got {mu!r}.")
         check_max_norm(max_norm)
         self.W = W
         self.injection = Injection(U, W.out_channels, bias)

@@ -13,7 +13,7 @@ from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, inject
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.autograd import AutogradSimilarity, ordinary
-from opteq.options import is_whole
+from opteq.options import check_count
 from opteq.results import Certificate, State
 
 _STATES = 3
@@ -53,8 +53,7 @@ class SimilarityMap(EquilibriumMap):
             )
         if not isinstance(U, nn.Module):
             raise ConfigError(f"Expected `U` to be an opteq operator or a torch module, got {U!r}.")
-        if not (is_whole(channels) and channels >= 1):
-            raise ConfigError(f"Expected `channels` to be a whole number of at least 1, got {channels!r}.")
+        check_count("channels", channels)
         self.similarity = similarity if isinstance(similarity, nn.Module) else _Function(similarity)
         self.U, self.channels = U, channels
         self.activation = get_activation(activation)

@@ -34,7 +34,7 @@ class Parallel(EquilibriumMap):
 
     def __init__(self, maps: Sequence[EquilibriumMap]) -> None:
         super().__init__()
-        check_branches(maps, EquilibriumMap)
+        check_branches(maps)
         # A ModuleList does not say what it holds.
         self.maps: list[EquilibriumMap] = nn.ModuleList(maps)  # type: ignore[assignment]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Self
 
@@ -15,6 +14,7 @@ from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.maps.chain import ChainEquation
 from opteq.objectives.batch_regularisers import BatchRegulariser
 from opteq.objectives.regularisers import Regulariser, squared_norm
+from opteq.options import is_number
 from opteq.results import Certificate, State
 
 _FORMS = ("gradient", "prox")
@@ -51,8 +51,8 @@ class Regularised(EquilibriumMap):
         expect_map(map)
         if not isinstance(regulariser, Regulariser):
             raise ConfigError(f"Expected `regulariser` to be one such as SquaredNorm(), got {regulariser!r}.")
-        if not 0 < gamma < math.inf:
-            raise ConfigError(f"Expected `gamma` to be positive and finite, got {gamma}.")
+        if not (is_number(gamma) and gamma > 0):
+            raise ConfigError(f"Expected `gamma` to be positive and finite, got {gamma!r}.")
         if form not in _FORMS:
             raise ConfigError(f"Expected `form` to be one of {', '.join(_FORMS)}, got {form!r}.")
         if form == "prox":

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from numbers import Real
 from typing import Self
 
 import torch
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
+from opteq.options import is_number
 from opteq.results import Certificate, State, map_state
 
 
@@ -26,8 +26,7 @@ class SkipWeight(nn.Module):
 
     def __init__(self, alpha: float, learn: bool = False) -> None:
         super().__init__()
-        # A truth value is a number to Python, but not to a reader.
-        if not isinstance(alpha, Real) or isinstance(alpha, bool) or not 0 < alpha <= 1:
+        if not (is_number(alpha) and 0 < alpha <= 1):
             raise ConfigError(f"Expected `alpha` in (0, 1], got {alpha!r}.")
         if learn and alpha == 1:
             raise ConfigError("A learned `alpha` starts inside (0, 1), not at 1; start at 0.99 instead.")

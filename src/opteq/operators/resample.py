@@ -6,9 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from opteq.errors import ConfigError, ShapeError
+from opteq.errors import ShapeError
 from opteq.operators.base import FixedOperator, Weights
-from opteq.options import is_whole
+from opteq.options import check_count
 
 
 class AveragePool(FixedOperator):
@@ -26,9 +26,8 @@ class AveragePool(FixedOperator):
 
     def __init__(self, channels: int, factor: int) -> None:
         super().__init__()
-        for name, value in (("channels", channels), ("factor", factor)):
-            if not (is_whole(value) and value >= 1):
-                raise ConfigError(f"Expected `{name}` to be a whole number of at least 1, got {value!r}.")
+        check_count("channels", channels)
+        check_count("factor", factor)
         self.in_channels = self.out_channels = channels
         self.factor = factor
 

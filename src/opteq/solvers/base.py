@@ -118,7 +118,7 @@ def find_fixed_point(
     Raises:
         ConfigError: if the tolerance is below what the dtype can resolve.
     """
-    space, batch = Space(initial, joint), len(tensors_of(initial)[0])
+    space = Space(initial, joint)
     x = space.flatten(initial)
     check_tolerance(solver.tol, x.dtype)
     advance = solver.start(x)
@@ -139,9 +139,6 @@ def find_fixed_point(
         g = change(f, x)
         with torch.autocast(x.device.type, enabled=False):
             x = advance(x, f, g, row_norms(g).tolist())
-        del f, g
-    # Large, and not needed any more.
-    del initial, first
 
     for step in range(1, solver.max_steps + 1):
         f = space.flatten(function(space.restore(x)))
@@ -180,7 +177,7 @@ def find_fixed_point(
         residuals, taken, torch.tensor(converged, dtype=torch.bool, device=x.device), len(history)
     )
     if joint:
-        info = info.shared_by(batch)
+        info = info.shared_by(len(tensors_of(initial)[0]))
     return FixedPoint(space.restore(values.rows), space.restore(nexts.rows), info)
 
 

@@ -11,7 +11,6 @@ from opteq.equation import Equation
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
 from opteq.maps.affine import AffineEquation
-from opteq.maps.kernelbranches import KernelBranchesEquation
 from opteq.maps.multibranch import MultiBranchEquation
 from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
@@ -79,8 +78,9 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
             "In training the regulariser makes one system of the batch, with no certificate for a sample;"
             " call eval() first."
         )
-    computed = layer.solve(x).value
-    if isinstance(equation, KernelBranchesEquation) or equation.readout(computed) is not computed:
+    solution = layer.solve(x)
+    computed = solution.state
+    if solution.value is not computed:
         raise ConfigError(
             f"{type(layer.map).__name__} reads out something else than its state, which is what is certified."
         )

@@ -22,7 +22,6 @@ from opteq.objectives.similarity import Similarity
 from opteq.operators.base import sharp_norms
 from opteq.operators.lanczos import extreme_ritz_values
 from opteq.results import Certificate, State, combined, map_state, tensors_of
-from opteq.solvers.base import solve_fixed_point
 from opteq.solvers.space import Space
 from opteq.theory.lipschitz import CONCAVITY
 
@@ -74,19 +73,10 @@ def equilibrium_kind(layer: EquilibriumLayer, x: State) -> EquilibriumKind:
     Raises:
         ConfigError: as `kind_at` does.
     """
-    equation, value = layer.bind(x), layer.solve(x).value
-    state = equilibrium_state(layer, equation, value)
+    equation, state = layer.bind(x), layer.solve(x).state
     equation = equation.with_tensors(tuple(t.detach().double() for t in equation.tensors))
     with sharp_norms(layer.map):
         return kind_at(equation, map_state(Tensor.double, state))
-
-
-@torch.no_grad()
-def equilibrium_state(layer: EquilibriumLayer, equation: Equation, value: State) -> State:
-    """The state behind an answer of `layer`; coupled kernels, which read out another, are solved again."""
-    if not isinstance(equation, KernelBranchesEquation) or layer.solver is None:
-        return value
-    return solve_fixed_point(equation.detach(), equation.initial(), layer.solver)[0]
 
 
 @torch.no_grad()

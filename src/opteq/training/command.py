@@ -28,7 +28,7 @@ import opteq.models.classifier
 import opteq.models.segmenter  # noqa: F401
 from opteq.data.base import ImageDataModule
 from opteq.errors import ConfigError, OpteqError
-from opteq.files import exclusive
+from opteq.locks import exclusive
 from opteq.models.loading import save_network
 from opteq.training.checkpoints import (
     LAST,
