@@ -1,6 +1,7 @@
 """Every gradient method on every map, against methods and formulas that share no code with it."""
 
 import copy
+import gc
 
 import pytest
 import torch
@@ -48,6 +49,25 @@ def gradients(layer: EquilibriumLayer, x: Tensor, seed: int = 7) -> list[Tensor]
 def assert_equal(left: list[Tensor], right: list[Tensor], tolerance: float) -> None:
     for a, b in zip(left, right, strict=True):
         torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
+
+
+@every_map
+@every_method
+def test_a_step_leaves_no_tensor_to_the_cyclic_collector(case: MapCase, method: GradientMethod):
+    layer, x = layer_of(case, method), case.inputs()
+    gradients(layer, x)  # what is made once
+    gc.disable()
+    gc.freeze()  # what is there already would take long to search
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gradients(layer, x)
+        gc.collect()
+        assert not [item for item in gc.garbage if isinstance(item, Tensor)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.unfreeze()
+        gc.enable()
 
 
 @every_map

@@ -109,20 +109,20 @@ class Ring:
 
     def read(self, state: tuple[Tensor, ...], junctions: Iterable[Junction]) -> list[tuple[Tensor, Tensor]]:
         """Both neighbours of these junctions as matrices `(batch, pixels, C)`."""
-        views: dict[End, Tensor] = {}
+        images: dict[End, Tensor] = {}
+        pairs = [tuple(self._image(end, state, images) for end in junction.ends) for junction in junctions]
+        return [(_matrix(first), _matrix(second)) for first, second in pairs]
 
-        def view(end: End) -> Tensor:
-            if end not in views:
-                if end.level == 0:
-                    views[end] = state[end.branch]
-                else:
-                    source, pool = self.pyramids[end.branch].steps[end.level - 1]
-                    views[end] = pool.matvec((), view(End(end.branch, source)))
-            return views[end]
-
-        return [
-            (_matrix(view(first)), _matrix(view(second))) for first, second in (j.ends for j in junctions)
-        ]
+    def _image(self, end: End, state: tuple[Tensor, ...], images: dict[End, Tensor]) -> Tensor:
+        """The branch at this size; `images` has those that were made before."""
+        # Not a function inside `read`: one that calls itself keeps the images until Python looks for cycles.
+        if end not in images:
+            if end.level == 0:
+                images[end] = state[end.branch]
+            else:
+                source, pool = self.pyramids[end.branch].steps[end.level - 1]
+                images[end] = pool.matvec((), self._image(End(end.branch, source), state, images))
+        return images[end]
 
     def write(self, messages: Iterable[tuple[End, Tensor]]) -> dict[int, Tensor]:
         """The adjoint of `read`: the sum of what each branch receives; may overwrite the messages."""
