@@ -81,7 +81,8 @@ class FixedPoint:
 
     Attributes:
         value: the iterate whose residual is known.
-        ahead: where the method would have gone on; as a rule nearer to the fixed point, at no evaluation.
+        ahead: where the method would have gone on, or `T(value)` of a sample that stopped before the last;
+            as a rule nearer to the fixed point, at no evaluation.
         info: how the iteration went.
     """
 
@@ -123,10 +124,9 @@ def find_fixed_point(
     check_tolerance(solver.tol, x.dtype)
     advance = solver.start(x)
     previous, buffer = x, torch.empty_like(x)
-    values, nexts = _Rows(), _Rows()
     # What is decided sample by sample is decided in Python, on one list of numbers per step: the
     # many operations on small tensors that it takes otherwise cost more than the list.
-    active = list(range(len(x)))
+    active, stopped = list(range(len(x))), list[int]()
     converged, steps = [False] * len(x), [solver.max_steps] * len(x)
     history: list[list[float]] = []
     tiny = torch.finfo(torch.promote_types(x.dtype, torch.float32)).tiny
@@ -140,7 +140,9 @@ def find_fixed_point(
         with torch.autocast(x.device.type, enabled=False):
             x = advance(x, f, g, row_norms(g).tolist())
 
-    for step in range(1, solver.max_steps + 1):
+    step = 0
+    while True:
+        step += 1
         f = space.flatten(function(space.restore(x)))
         g = change(f, x)
         changes, sizes = torch.stack((row_norms(g), row_norms(f))).tolist()
@@ -149,26 +151,23 @@ def find_fixed_point(
         # Under autocast the map may run in low precision; the solver's own products may not.
         with torch.autocast(x.device.type, enabled=False):
             following = advance(x, f, g, changes)
-        stops = [i for i in active if not solver.tol < residuals[i] < math.inf]
-        last = step == solver.max_steps
-        if stops or last or not active:
-            # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
-            finite = list(map(math.isfinite, changes))
-            stops = [i for i in stops if residuals[i] <= solver.tol or not finite[i]]
-            for i in stops:
-                converged[i], steps[i] = residuals[i] <= solver.tol, step
-            kept, ahead = x, following
-            if not all(finite):
-                kept = torch.where(torch.isfinite(x).all(1, keepdim=True), x, previous)
-                ahead = torch.where(torch.isfinite(following).all(1, keepdim=True), following, kept)
-            leaving = active if last else stops
-            values.take(leaving, kept)
-            nexts.take(leaving, ahead)
-            active = [i for i in active if steps[i] > step]
-            if last or not active:
-                break
-        previous, x = x, following
+        # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
+        broken = [i for i in active if not math.isfinite(changes[i])]
+        stops = [i for i in active if residuals[i] <= solver.tol or i in broken]
+        for i in stops:
+            converged[i], steps[i] = residuals[i] <= solver.tol, step
+        if broken:
+            x = torch.where(torch.isfinite(x).all(1, keepdim=True), x, previous)
+        active = [i for i in active if steps[i] > step]
+        if step == solver.max_steps or not active:
+            break
+        # Those that have stopped stay where they are, which spares them a place of their own.
+        stopped += stops
+        previous, x = x, _with_rows(following, stopped, x)
 
+    ahead = _with_rows(following, stopped, f)
+    if not all(math.isfinite(c) for c in changes):
+        ahead = torch.where(torch.isfinite(ahead).all(1, keepdim=True), ahead, x)
     taken = torch.tensor(steps, dtype=torch.long, device=x.device)
     residuals = torch.tensor(history, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device).T
     seen = torch.arange(1, len(history) + 1, device=x.device) <= taken[:, None]
@@ -178,7 +177,7 @@ def find_fixed_point(
     )
     if joint:
         info = info.shared_by(len(tensors_of(initial)[0]))
-    return FixedPoint(space.restore(values.rows), space.restore(nexts.rows), info)
+    return FixedPoint(space.restore(x), space.restore(ahead), info)
 
 
 def solve_fixed_point(
@@ -189,18 +188,11 @@ def solve_fixed_point(
     return found.value, found.info
 
 
-class _Rows:
-    """A `(batch, n)` matrix whose rows come as the samples stop."""
-
-    rows: Tensor
-
-    def take(self, indices: list[int], source: Tensor) -> None:
-        """Keep the rows of `source` with these indices; the matrix itself if it is all of them."""
-        if len(indices) == len(source):
-            self.rows = source
-        elif indices:
-            if not hasattr(self, "rows"):
-                self.rows = torch.empty_like(source)
-            chosen = torch.tensor(indices, device=source.device)
-            # Under autocast a map may change the dtype from one iterate to the next.
-            self.rows.index_copy_(0, chosen, source.index_select(0, chosen).to(self.rows.dtype))
+def _with_rows(x: Tensor, indices: list[int], source: Tensor) -> Tensor:
+    """`x` with the rows of these indices from `source`."""
+    if not indices:
+        return x
+    chosen = torch.tensor(indices, device=x.device)
+    # Out of place, for `x` may be a tensor that the map itself keeps. Under autocast a map may change
+    # the dtype from one iterate to the next.
+    return x.index_copy(0, chosen, source.index_select(0, chosen).to(x.dtype))
