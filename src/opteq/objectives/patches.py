@@ -51,10 +51,12 @@ class Patches:
     def split(self, x: Tensor) -> Tensor:
         """`(batch, C, H, W) ↦ (batch, n, d)`."""
         c, p = self.channels, self.size
-        blocks = x.permute(0, 2, 3, 1).unflatten(3, (-1, c)).unflatten(2, (-1, p)).unflatten(1, (-1, p))
-        # (batch, H/p, p, W/p, p, C/c, c) → (batch, H/p, W/p, C/c, p, p, c)
+        rows = x.permute(0, 2, 3, 1).unflatten(3, (-1, c)).unflatten(2, (-1, p)).unflatten(1, (-1, p))
+        # (batch, H/p, p, W/p, p, C/c, c) → (batch, H/p, W/p, C/c, p², c), pixel by pixel, which copies
+        # longer pieces than a permutation of the whole.
+        pixels = [rows[:, :, i, :, j] for i in range(p) for j in range(p)]
         count = x.shape[1:].numel() // self.dimension
-        return blocks.permute(0, 1, 3, 5, 2, 4, 6).reshape(len(x), count, self.dimension)
+        return torch.stack(pixels, dim=4).reshape(len(x), count, self.dimension)
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
         """`(batch, n, d) ↦ (batch, C, H, W)`, channels-last; sizes as those of `like`."""
