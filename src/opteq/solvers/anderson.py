@@ -70,13 +70,15 @@ class _AndersonStepper:
         self.best_before = self.best  # at the last look for stagnation
 
     @property
-    def room(self) -> Tensor:
-        return self.differences[:, self.count % self.memory]
+    def rooms(self) -> tuple[Tensor, Tensor]:
+        slot = self.count % self.memory
+        return self.candidates[:, slot], self.differences[:, slot]
 
     def __call__(self, x: Tensor, f: Tensor, g: Tensor, changes: Sequence[float]) -> Tensor:
         slot = self.count % self.memory
         used = min(self.count + 1, self.memory)
-        self.candidates[:, slot] = f if self.damping == 1 else torch.add(x, g, alpha=self.damping)
+        if self.damping != 1:
+            torch.add(x, g, alpha=self.damping, out=f)
         # As a product of a row with a matrix this runs many times faster than matrix times column.
         products = torch.bmm(g[:, None], self.differences[:, :used].mT)[:, 0]
         self.gram[:, slot, :used] = products

@@ -22,17 +22,17 @@ class Stepper(Protocol):
     def __call__(self, x: Tensor, f: Tensor, g: Tensor, changes: Sequence[float]) -> Tensor:
         """The next `x`, from `f = T(x)`, `g = f - x`, all `(batch, n)`, and the norms of the rows of `g`.
 
-        The memory of `g` is reused for the next step unless the stepper has room of its own.
+        The memory of `g` is reused for the next step unless the stepper has rooms of its own.
         """
         ...
 
 
 @runtime_checkable
-class HasRoom(Protocol):
-    """A stepper that keeps its `g` says where to write the next one, which spares it a copy."""
+class HasRooms(Protocol):
+    """A stepper that keeps `f` and `g` says where to write the next ones, which spares it copies."""
 
     @property
-    def room(self) -> Tensor: ...
+    def rooms(self) -> tuple[Tensor, Tensor]: ...
 
 
 class Solver(ABC):
@@ -131,20 +131,21 @@ def find_fixed_point(
     history: list[list[float]] = []
     tiny = torch.finfo(torch.promote_types(x.dtype, torch.float32)).tiny
 
-    def change(f: Tensor, x: Tensor) -> Tensor:
-        return torch.sub(f, x, out=advance.room if isinstance(advance, HasRoom) else buffer)
+    def written(image: State, x: Tensor) -> tuple[Tensor, Tensor]:
+        """`f` and `g`."""
+        room, place = advance.rooms if isinstance(advance, HasRooms) else (None, buffer)
+        f = space.flatten(image, room)
+        return f, torch.sub(f, x, out=place)
 
     if first is not None:
-        f = space.flatten(first)
-        g = change(f, x)
+        f, g = written(first, x)
         with torch.autocast(x.device.type, enabled=False):
             x = advance(x, f, g, row_norms(g).tolist())
 
     step = 0
     while True:
         step += 1
-        f = space.flatten(function(space.restore(x)))
-        g = change(f, x)
+        f, g = written(function(space.restore(x)), x)
         changes, sizes = torch.stack((row_norms(g), row_norms(f))).tolist()
         residuals = [residual_scale * c / max(s, tiny) for c, s in zip(changes, sizes, strict=True)]
         history.append(residuals)

@@ -24,9 +24,14 @@ class Space:
         self._batch = len(tensors_of(example)[0])
         self._layouts = [_Layout(t) for t in tensors_of(example)]
 
-    def flatten(self, state: State) -> Tensor:
-        """`(batch, n)` matrix of `state`, a view where the layout allows it."""
+    def flatten(self, state: State, room: Tensor | None = None) -> Tensor:
+        """`(batch, n)` matrix of `state`: written into `room`, or else a view where the layout allows it."""
         parts = [layout.flatten(t) for layout, t in zip(self._layouts, tensors_of(state), strict=True)]
+        if room is not None:
+            rows = room.view(self._batch, -1) if self._joint else room
+            for place, part in zip(self._split(rows), parts, strict=True):
+                place.copy_(part)
+            return room
         rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return rows.reshape(1, -1) if self._joint else rows
 
@@ -34,9 +39,12 @@ class Space:
         """The state of a `(batch, n)` matrix; the inverse of `flatten`."""
         if self._joint:
             flat = flat.reshape(self._batch, -1)
-        parts = flat.split([layout.size for layout in self._layouts], dim=1)
-        tensors = tuple(layout.restore(p) for layout, p in zip(self._layouts, parts, strict=True))
+        parts = zip(self._layouts, self._split(flat), strict=True)
+        tensors = tuple(layout.restore(part) for layout, part in parts)
         return tensors[0] if self._single else tensors
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
+        return rows.split([layout.size for layout in self._layouts], dim=1)
 
 
 class _Layout:
