@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from opteq.operators.lanczos import extreme_ritz_values, largest_ritz_pair
+from opteq.operators.lanczos import extreme_ritz_values, largest_eigenvalue_bound, largest_ritz_pair
 
 
 @pytest.mark.parametrize("steps", [3, 12, 40])
@@ -25,6 +25,34 @@ def test_a_start_in_an_invariant_space_and_the_zero_operator():
     value, vector = largest_ritz_pair(lambda v: 0 * v, start, 3)
     assert value == 0
     assert torch.isfinite(vector).all()
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "looseness"),
+    [
+        (torch.rand(150).square(), 2e-9),
+        (torch.ones(40), 2e-9),
+        (torch.tensor([1.0, 0.0, 0.0]), 2e-9),
+        (torch.tensor([3.0]), 2e-9),
+        (torch.linspace(0, 1, 600).pow(0.25), 2e-3),  # a hundred steps do not separate the largest
+    ],
+)
+@pytest.mark.parametrize("scale", [1e-60, 1.0, 1e60])
+def test_the_bound_is_never_below_the_largest_eigenvalue(spectrum, looseness, scale):
+    torch.manual_seed(0)
+    spectrum = spectrum.double()
+    turn = torch.linalg.qr(torch.randn(len(spectrum), len(spectrum), dtype=torch.float64)).Q
+    matrix = scale * (turn * spectrum) @ turn.mT
+    matrix = (matrix + matrix.mT) / 2
+    largest = torch.linalg.eigvalsh(matrix)[-1].item()
+    assert largest <= largest_eigenvalue_bound(matrix).item() <= largest * (1 + looseness)
+
+
+def test_no_bound_where_the_start_hides_the_largest_eigenvalue(monkeypatch):
+    # What the Ritz value misses the factorisation has to notice.
+    matrix = torch.diag(torch.tensor([1.0, 2.0, 5.0], dtype=torch.float64))
+    monkeypatch.setattr(torch, "randn", lambda *_, **__: torch.tensor([1.0, 1.0, 0.0]))
+    assert torch.isinf(largest_eigenvalue_bound(matrix))
 
 
 @pytest.mark.parametrize("steps", [3, 8, 30])

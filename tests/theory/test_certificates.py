@@ -23,7 +23,9 @@ from opteq import (
     certify,
     from_feedforward,
 )
+from opteq.configs import read_yaml, resolve_config
 from opteq.errors import ConfigError
+from opteq.models.classifier import OptEqClassifier
 
 
 def optequnit():
@@ -99,6 +101,32 @@ def test_the_distance_bound_holds_and_is_not_idle(make, options):
         torch.testing.assert_close(certificate.objective, equation.energy(z), rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(certificate.objective_at_reference, equation.energy(equilibrium))
         assert (certificate.objective >= certificate.objective_at_reference - 1e-12).all()
+
+
+@pytest.mark.spec("R1.3", "R1.6")
+@pytest.mark.parametrize("steps", [0, 8])
+def test_the_equilibria_of_a_preset_with_3072_numbers_are_certified(steps):
+    torch.manual_seed(0)
+    options = read_yaml(resolve_config("cifar10-small"))["model"]["network"]["init_args"]
+    network = OptEqClassifier(**options)
+    optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
+    images, labels = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(network(images), labels).backward()
+        optimizer.step()
+    (layer,) = network.eval().equilibrium_layers
+    features = network.stem(images[:3])
+    # So near to 1 that the Fourier bound of W is above it.
+    unit = layer.map
+    plain = unit.W.norm_bound((48, 8, 8)) * unit.max_norm / unit.W.norm((48, 8, 8))
+    assert plain > 1
+    certificate = certify(layer, features)
+    assert certificate.contraction.value.max().item() == pytest.approx(0.97**2, rel=1e-4)
+    distance = certificate.distance_to_reference.value
+    assert (distance > 1e-4).all()
+    assert (distance <= certificate.distance.value).all()
+    assert (certificate.distance.value <= 60 * distance).all()
 
 
 @pytest.mark.spec("R6.4")

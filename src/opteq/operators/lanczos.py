@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from opteq.errors import NonFiniteError
+
+# Steps after which the Ritz value of a matrix is its largest eigenvalue to rounding, save for eigenvalues
+# that crowd there; and by what its bound may exceed it then.
+_MATRIX_STEPS = 100
+_SLACKS = (1e-9, 1e-6, 1e-3)
 
 
 def largest_ritz_pair(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[float, Tensor]:
@@ -47,6 +53,39 @@ def largest_ritz_pair(product: Callable[[Tensor], Tensor], start: Tensor, steps:
     values, vectors = torch.linalg.eigh((projected + projected.mT) / 2)
     vector = vectors[:, -1].to(known.dtype) @ known
     return values[-1].item(), (vector / vector.norm()).view_as(start)
+
+
+def largest_eigenvalue_bound(matrix: Tensor) -> Tensor:
+    """A number that is never below the largest eigenvalue of a symmetric matrix, rounding included.
+
+    A Ritz value `θ` comes near to it from below. That `τ = θ(1 + δ)` lies above it is shown by a Cholesky
+    factorisation of `B = τI - A`: in floating-point arithmetic with unit roundoff `u = ε/2` one that does not
+    break down factorises `B + Δ` with `‖Δ‖ ≤ γ tr B/(1 - γ)`, `γ = (n + 1)u/(1 - (n + 1)u)` (Rump 2006,
+    Verification of Positive Definiteness), and `tr B ≤ nτ`. With the rounding of `B` itself the
+    eigenvalue is at most `τ(1 + n(n + 2)ε)`. It takes `n³/3` flops, and is several times as fast as all
+    eigenvalues. `δ` is `1e-9`, or more where eigenvalues crowd at the end of the spectrum.
+
+    Args:
+        matrix: `A`, `(n, n)` in float64, positive semidefinite but for rounding. Overwritten.
+
+    Returns:
+        The bound; infinite where none is found, as for `A = 0`.
+
+    Raises:
+        NonFiniteError: if the matrix is not finite.
+    """
+    n = len(matrix)
+    start = torch.randn(n, generator=torch.Generator().manual_seed(0)).to(matrix)
+    ritz, _ = largest_ritz_pair(lambda v: matrix @ v, start, _MATRIX_STEPS)
+    shifted = matrix.neg_()
+    diagonal = shifted.diagonal().clone()
+    rounding = n * (n + 2) * torch.finfo(matrix.dtype).eps
+    for slack in _SLACKS:
+        bound = ritz * (1 + slack)
+        shifted.diagonal().copy_(diagonal + bound)
+        if not torch.linalg.cholesky_ex(shifted).info:
+            return matrix.new_tensor(bound * (1 + rounding))
+    return matrix.new_tensor(math.inf)
 
 
 def extreme_ritz_values(
