@@ -125,3 +125,9 @@ def map_state(function: Callable[..., Tensor], state: State, *others: State) -> 
     if len({len(c) for c in columns}) != 1:
         raise ShapeError(f"Expected states with {len(columns[0])} branches, got {[len(c) for c in columns]}.")
     return like(state, tuple(function(*row) for row in zip(*columns, strict=True)))
+
+
+def distance(left: State, right: State) -> Tensor:
+    """`(batch,)` Euclidean distance of two states, over all branches."""
+    parts = tensors_of(map_state(lambda a, b: (a - b).square().flatten(1).sum(1), left, right))
+    return torch.stack(parts).sum(0).sqrt()

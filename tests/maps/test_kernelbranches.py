@@ -25,11 +25,12 @@ from opteq import (
     Picard,
     PolynomialKernel,
     Unrolled,
+    certify,
 )
 from opteq.errors import ConfigError
 from opteq.maps.kernelbranches import KernelBranchesEquation
 from opteq.operators.base import sharp_norms
-from opteq.results import map_state, tensors_of
+from opteq.results import distance, map_state, tensors_of
 from opteq.solvers.base import solve_fixed_point
 from tests.conformance.instances import seeded
 from tests.conformance.reference import jacobian, random, spectral_norm
@@ -283,6 +284,95 @@ def test_uniqueness_is_the_formula():
     assert equation.uniqueness().kind == "bound"
     # A small injection leaves its room unused.
     assert (module.bind(0.01 * x).uniqueness().value <= expected + 1e-6).all()
+
+
+def random_branches(kernel: str, activation: str, seed: int) -> MOptEq:
+    """Two or three branches whose weights the ceiling reduces, with any coupling."""
+
+    def unit(n: int) -> KernelMap:
+        U, ceiling = Dense(4, n), 0.4 + 0.04 * seed
+        return KernelMap(Dense(n, 3), U, kernel, activation=activation, max_norm=ceiling)
+
+    units = [seeded(lambda n=n: unit(n), n) for n in (5, 6, 4)[: 2 + seed % 2]]
+    for module in units:
+        with torch.no_grad():
+            module.W.weight.copy_(random(*module.W.weight.shape, seed=seed))
+    coupling = HeritageDiversity(0.05 * (seed % 4), tau=0.02 * (1 + seed % 3), heritage=seed % 5 != 0)
+    return MOptEq(units, coupling)
+
+
+@every_kernel
+@pytest.mark.parametrize("activation", ["relu", "tanh", "softplus"])
+@pytest.mark.spec("R5.5", "R6.1")
+def test_the_distance_bound_holds_on_random_branches(kernel: str, activation: str):
+    exact, ratios = Anderson(tol=1e-13, max_steps=3000, damping=0.5), []
+    for seed in range(12):
+        module = random_branches(kernel, activation, seed)
+        equation = module.bind(3 * random(3, 4, seed=seed)).detach()
+        start = equation.first_iterate()
+        star, info = solve_fixed_point(equation, start, exact)
+        assert info.converged.all()
+        step = map_state(lambda t: random(*t.shape, seed=t.shape[1]), star)
+        places = [equation.initial(), start, solve_fixed_point(equation, start, Anderson(tol=1e-2))[0]]
+        for scale in (1e-4, 1e-1, 10.0):
+            places.append(map_state(lambda t, s, scale=scale: t + scale * s, star, step))
+        with sharp_norms(module):
+            assert (equation.uniqueness().value < 1).all()
+            for y in places:
+                error = distance(equation.readout(y), equation.readout(star))
+                bound = equation.distance_bound(y)
+                assert bound.kind == "bound"
+                # Smaller errors are those of the reference.
+                ratios.append((bound.value / error)[error > 1e-8])
+    assert torch.cat(ratios).min() >= 1
+    assert torch.cat(ratios).median() < 3
+
+
+@pytest.mark.spec("R5.5", "R6.1")
+def test_the_distance_bound_is_attained():
+    # Linear and symmetric in the two branches: the error shrinks by q in every step.
+    units = [
+        KernelMap(Dense(3, 3), Dense(3, 3), activation="identity", max_norm=None).double() for _ in range(2)
+    ]
+    for unit in units:
+        unit.W.weight.data.copy_(0.8 * torch.eye(3, dtype=torch.float64))
+    equation, star = solved(MOptEq(units, HeritageDiversity(diversity=False)), random(2, 3))
+    e = random(2, 3, seed=1)
+    bound = equation.distance_bound((star[0] + e, star[1] + e)).value
+    torch.testing.assert_close(bound, 0.8 * 2**0.5 * e.norm(dim=1), rtol=1e-9, atol=0)
+
+
+@steep_kernel
+@every_sweep
+@pytest.mark.spec("R5.3", "R5.5")
+def test_layers_are_certified(kernel: str, sweep: str):
+    module, x = model(kernel, sweep=sweep).float(), inputs().float()
+    layer = EquilibriumLayer(module, Anderson(1e-3, 200)).eval()
+    certificate = certify(layer, x)
+    solution = layer.solve(x)
+    assert all(map(torch.equal, tensors_of(certificate.state), tensors_of(solution.state)))
+    # The distance of what the layer returns.
+    equation = module.bind(x).detach()
+    equation = equation.with_tensors(tuple(t.double() for t in equation.tensors))
+    star, info = solve_fixed_point(equation, equation.first_iterate(), EXACT)
+    assert info.converged.all()
+    error = distance(map_state(Tensor.double, solution.value), equation.readout(star))
+    torch.testing.assert_close(certificate.distance_to_reference.value, error, rtol=1e-3, atol=1e-6)
+    assert (error > 1e-5).all()
+    assert (error <= certificate.distance.value).all()
+    assert (certificate.distance.value < 100 * error).all()
+    assert (certificate.objective >= certificate.objective_at_reference - 1e-9).all()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options"), [(PolynomialKernel(3), {}), ("sigmoid", {"max_norm": 1.1})], ids=repr
+)
+@pytest.mark.spec("R5.5")
+def test_no_distance_bound_without_convexity(kernel, options):
+    module = model(kernel, **options)
+    module.uniqueness_checked = True
+    certificate = certify(EquilibriumLayer(module, EXACT, on_unconverged="count"), 3 * inputs())
+    assert torch.isposinf(certificate.distance.value).all()
 
 
 @pytest.mark.spec("R5.5", "R6.1")

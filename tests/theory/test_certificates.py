@@ -10,10 +10,7 @@ from opteq import (
     Dense,
     EquilibriumLayer,
     GaussianMap,
-    HeritageDiversity,
-    KernelMap,
     LinearMixing,
-    MOptEq,
     Nesterov,
     OptEqUnit,
     Parallel,
@@ -251,8 +248,16 @@ def test_refuses_what_has_no_certificate_sample_by_sample():
         certify(optequnit()[0], x)
 
 
-def test_refuses_coupled_kernels_whose_readout_is_not_their_state():
-    units = [KernelMap(Dense(n, 3), Dense(4, n), "sigmoid", max_norm=0.8) for n in (5, 6)]
-    layer = EquilibriumLayer(MOptEq(units, HeritageDiversity(0.1)))
-    with pytest.raises(ConfigError, match="MOptEq reads out something else than its state"):
-        certify(layer, torch.randn(2, 4))
+class Doubled(OptEqUnit):
+    """Its equation reads out another tensor than its state."""
+
+    def bind(self, x):
+        equation = super().bind(x)
+        object.__setattr__(equation, "readout", lambda state: 2 * state)
+        return equation
+
+
+def test_refuses_a_readout_of_which_it_knows_nothing():
+    layer = EquilibriumLayer(Doubled(Dense(3, 4), Dense(2, 4)))
+    with pytest.raises(ConfigError, match="Doubled reads out something else than its state"):
+        certify(layer, torch.randn(2, 2))

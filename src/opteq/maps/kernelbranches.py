@@ -22,7 +22,7 @@ from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.coupling import Coupling, HeritageDiversity
 from opteq.objectives.inner_product import InnerProductLinearization, InnerProductSimilarity
-from opteq.results import Certificate, State, combined, map_state, tensors_of
+from opteq.results import Certificate, State, combined, distance, map_state, tensors_of
 
 
 def couple(
@@ -87,20 +87,19 @@ class KernelBranchesEquation(Equation):
         # h(0) = 0.
         if self.sequential:
             return self(self.initial())
-        pairs = zip(self.activations, self.similarities, strict=True)
-        return tuple(activation(similarity.initial_gradient()) for activation, similarity in pairs)
+        return self._activated(tuple(similarity.initial_gradient() for similarity in self.similarities))
 
     def readout(self, state: State) -> tuple[Tensor, ...]:
         return _lift(self.similarities, state)
 
     def __call__(self, state: State) -> tuple[Tensor, ...]:
-        y, z = tensors_of(state), list(self.readout(state))
         if not self.sequential:
-            h = self.coupling.gradient(tuple(z))
-            return tuple(self._respond(i, y[i], h[i]) for i in range(len(y)))
+            return self._activated(self._arguments(state))
+        y, z = tensors_of(state), list(self.readout(state))
         images = []
-        for i, similarity in enumerate(self.similarities):
-            images.append(self._respond(i, y[i], self.coupling.gradient_of(i, tuple(z))))
+        for i, (similarity, activation) in enumerate(zip(self.similarities, self.activations, strict=True)):
+            message = self.coupling.gradient_of(i, tuple(z))
+            images.append(activation(similarity.respond(y[i], message)))
             z[i] = similarity.lift(images[i])
         return tuple(images)
 
@@ -137,8 +136,35 @@ class KernelBranchesEquation(Equation):
     def linearize(self, state: State) -> KernelBranchesLinearization:
         return KernelBranchesLinearization(self, state)
 
-    def _respond(self, branch: int, y: Tensor, message: Tensor) -> Tensor:
-        return self.activations[branch](self.similarities[branch].respond(y, message))
+    def distance_bound(self, state: State) -> Certificate:
+        """`(batch,)` bound on `‖z - z*‖` of the readout `z = W y`, infinite unless `q < 1`.
+
+        Let `a(y) = k'(t) c + Wᵀh(W y)`, so that the simultaneous map is `T(y) = σ(a(y))`, and `p = T(y)`.
+        Then `a(y)` is a subgradient of `1ᵀf + ½‖·‖²` at `p`, and `a(p)` the gradient of what `G` subtracts
+        from that: `a(y) - a(p)` is a subgradient of `G` at `p`. The modulus of `G` is at least `(1 - q)/L_σ`
+        (see `uniqueness`), hence `‖p - y*‖ ≤ L_σ‖a(y) - a(p)‖/(1 - q)` for its minimiser `y*`, and
+
+            ‖z - z*‖ ≤ ‖W y - W p‖ + max_i ‖W_i‖ · L_σ‖a(y) - a(p)‖/(1 - q).
+
+        Polynomials of degree 3 and more have unbounded curvature, `q = ∞`, and no bound.
+        """
+        norms = [similarity.norm_bound() for similarity in self.similarities]
+        q = self.uniqueness().value
+        arguments = self._arguments(state)
+        p = self._activated(arguments)
+        moved = self.lipschitz * distance(arguments, self._arguments(p)) / (1 - q)
+        largest = torch.stack([norm.value for norm in norms]).amax()
+        value = distance(self.readout(state), self.readout(p)) + largest * moved
+        return combined(norms, torch.where(q < 1, value, torch.inf))
+
+    def _arguments(self, state: State) -> tuple[Tensor, ...]:
+        """`k'(t_i) c_i + W_iᵀh_i(z)`, of which the simultaneous map takes `σ`."""
+        messages = self.coupling.gradient(self.readout(state))
+        rows = zip(self.similarities, tensors_of(state), messages, strict=True)
+        return tuple(similarity.respond(y, message) for similarity, y, message in rows)
+
+    def _activated(self, arguments: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return tuple(activation(a) for activation, a in zip(self.activations, arguments, strict=True))
 
     def _bound(self, pull: Tensor | float, state: State | None) -> Certificate:
         """`L_σ max_i (|k''|‖c_i‖²/n_i + pull ‖W_i‖²)`, `L_σ` the largest of the branches.

@@ -22,7 +22,7 @@ from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.coupling import Coupling, HeritageDiversity, check_channels
 from opteq.operators.base import LinearOperator
 from opteq.options import is_number
-from opteq.results import Certificate, State, tensors_of
+from opteq.results import Certificate, State, distance, tensors_of
 
 _SWEEPS = ("jacobi", "gauss-seidel")
 _DEFAULT = HeritageDiversity()
@@ -290,8 +290,8 @@ class MultiBranchEquation(Equation):
         units, q = self.branches.contraction(), self.uniqueness().value
         h = self.coupling.gradient(state)
         p = self.branches(h)
-        moved = _distance(h, self.coupling.gradient(p))
-        value = _distance(state, p) + units.value * moved / (1 - q)
+        moved = distance(h, self.coupling.gradient(p))
+        value = distance(state, p) + units.value * moved / (1 - q)
         return replace(units, value=torch.where(q < 1, value, math.inf))
 
     def linearize(self, state: State) -> Linearization:
@@ -320,12 +320,6 @@ class _MultiBranchLinearization(Linearization):
     def pullback(self, cotangent: State) -> Gradients:
         gradients, received = self._units.pullback_and_vjp(cotangent)
         return gradients + self._coupling.pullback(received)
-
-
-def _distance(left: State, right: State) -> Tensor:
-    """`(batch,)` Euclidean distance of two states."""
-    pairs = zip(tensors_of(left), tensors_of(right), strict=True)
-    return torch.stack([(a - b).square().flatten(1).sum(1) for a, b in pairs]).sum(0).sqrt()
 
 
 def _channels(unit: _Unit) -> int:

@@ -11,11 +11,12 @@ from opteq.equation import Equation
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
 from opteq.maps.affine import AffineEquation
+from opteq.maps.kernelbranches import KernelBranchesEquation
 from opteq.maps.multibranch import MultiBranchEquation
 from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
 from opteq.operators.base import sharp_norms
-from opteq.results import Certificate, State, combined, map_state
+from opteq.results import Certificate, State, combined, distance, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import row_norms, solve_fixed_point
 from opteq.solvers.space import Space
@@ -29,7 +30,8 @@ class LayerCertificate:
     """What is known about the equilibria of one batch; every number is per sample, in float64.
 
     Attributes:
-        state: the equilibrium `z` that the layer computed.
+        state: the equilibrium `z` that the layer computed. Coupled kernel maps iterate on `y`, which is here
+            and of which residual and contraction are; distances are those of the `z = W y` they give.
         residual: `(batch,)` `‖T(z)-z‖ / ‖T(z)‖`.
         contraction: bound on the Lipschitz constant of `T`; below 1 the equilibrium is unique.
         local_contraction: bound on `‖J‖` at `z`.
@@ -57,15 +59,16 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
     The layer runs as it is; its answer is then examined in float64, with the same weights. Where `T`
     contracts with constant `L < 1`, the Banach fixed-point theorem gives
     `‖z - z*‖ ≤ ‖T(z) - z‖ / (1 - L)`. Gaussian kernel maps have a sharper bound, see
-    `distance_factor`, and so have coupled branches, see `MultiBranchEquation.distance_bound`.
+    `distance_factor`, and so have coupled branches, see `MultiBranchEquation.distance_bound` and
+    `KernelBranchesEquation.distance_bound`.
 
     Args:
         layer: the layer.
         x: a batch of inputs.
 
     Raises:
-        ConfigError: for something else than a layer, or a map whose readout is not its state, or whose
-            samples enter each other's equation, as in training with a batch-coupled regulariser.
+        ConfigError: for something else than a layer, a map of yours whose readout is not its state, or one
+            whose samples enter each other's equation, as in training with a batch-coupled regulariser.
     """
     if not isinstance(layer, EquilibriumLayer):
         raise ConfigError(
@@ -80,7 +83,7 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
         )
     solution = layer.solve(x)
     computed = solution.state
-    if solution.value is not computed:
+    if solution.value is not computed and not isinstance(equation, KernelBranchesEquation):
         raise ConfigError(
             f"{type(layer.map).__name__} reads out something else than its state, which is what is certified."
         )
@@ -90,15 +93,15 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
     image = space.flatten(equation(z))
     change = row_norms(image - space.flatten(z))
     reference, info = solve_fixed_point(equation, z, _REFERENCE)
-    gap = row_norms(space.flatten(reference) - space.flatten(z))
+    gap = distance(equation.readout(reference), equation.readout(z))
     with sharp_norms(layer.map):
         contraction, local = equation.contraction(), equation.contraction(z)
-        if isinstance(equation, MultiBranchEquation):
-            distance = equation.distance_bound(z)
+        if isinstance(equation, MultiBranchEquation | KernelBranchesEquation):
+            bound = equation.distance_bound(z)
         else:
             factor = distance_factor(equation)
             # Not 0 · ∞: an exact fixed point need not be the only one.
-            distance = replace(
+            bound = replace(
                 factor, value=torch.where(torch.isinf(factor.value), torch.inf, change * factor.value)
             )
     objective = at_reference = None
@@ -110,7 +113,7 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
         change / row_norms(image).clamp(min=torch.finfo(torch.float64).tiny),
         contraction,
         local,
-        distance,
+        bound,
         Certificate(gap.where(info.converged, torch.nan), "estimate", ("The reference is the equilibrium.",)),
         objective,
         at_reference,
