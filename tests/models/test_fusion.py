@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from opteq.errors import ConfigError, ShapeError
-from opteq.models.fusion import AverageFusion, ConvFusion, SumFusion, fusion, resample
+from opteq.models.fusion import AverageFusion, ConvFusion, PooledFeatures, SumFusion, fusion, resample
 
 
 def branches(*sizes, channels=3, batch=2):
@@ -74,3 +74,35 @@ def test_bad_input_is_refused():
         fusion("max", 2, 3)
     with pytest.raises(ShapeError, match=r"sizes divide one another, got \(4, 4\) and \(6, 6\)"):
         SumFusion()(branches((6, 6), (4, 4)))
+
+
+def positive(stage):
+    for weight in stage.parameters():
+        weight.data.abs_()
+    return stage
+
+
+def joined(z):
+    return torch.cat([t.flatten(1) for t in ((z,) if isinstance(z, torch.Tensor) else z)], 1)
+
+
+@pytest.mark.spec("R5.1")
+@pytest.mark.parametrize(
+    ("stage", "looseness"),
+    [
+        (SumFusion(), 1e-9),
+        (AverageFusion(), 1e-9),
+        (PooledFeatures(1), 1e-9),
+        (PooledFeatures(2), 1e-9),
+        (positive(ConvFusion(3, 2)), 0.5),
+    ],
+    ids=lambda v: type(v).__name__,
+)
+def test_lipschitz_constants_against_the_dense_matrix(stage, looseness):
+    torch.manual_seed(0)
+    sizes = [(8, 4), (4, 2), (4, 2)]
+    numbers = [2 * h * w for h, w in sizes]
+    basis = torch.eye(sum(numbers), dtype=torch.float64).split(numbers, 1)
+    z = tuple(b.reshape(-1, 2, *size) for b, size in zip(basis, sizes, strict=True))
+    norm = torch.linalg.matrix_norm(joined(stage.double()(z)), 2).item()
+    assert norm <= stage.lipschitz(z) <= (1 + looseness) * norm

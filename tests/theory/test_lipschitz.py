@@ -22,6 +22,7 @@ from opteq import (
     Parallel,
     Patches,
     Picard,
+    PolynomialKernel,
 )
 from opteq.errors import ConfigError
 from opteq.theory.lipschitz import equilibrium_lipschitz, lipschitz_bound, published_lipschitz
@@ -319,6 +320,61 @@ def test_an_adaptive_width_can_move_equilibria_more_than_a_fixed_one_allows():
     assert (bound / fixed).item() == pytest.approx(1 + 2 * 1.8333, rel=1e-3)
 
 
+@pytest.mark.spec("R6.1")
+@pytest.mark.parametrize("activation", ["relu", "tanh"])
+@pytest.mark.parametrize(
+    ("kernel", "share"), [("linear", 0.5), ("sigmoid", 0.1), ("polynomial", 0.05)], ids=lambda v: v
+)
+def test_no_pair_of_inputs_beats_the_bound_of_a_kernel_map(kernel, share, activation):
+    largest = 0.0
+    for seed, size in enumerate((0.3, 1.0, 5.0)):  # below, at and above the unit of the inner products
+        torch.manual_seed(seed)
+        unit = KernelMap(Dense(4, 6), Dense(3, 4), kernel, activation=activation, max_norm=0.6 + 0.1 * seed)
+        unit.W.weight.data *= 10
+        unit.injection.operator.weight.data *= size
+        bound = equilibrium_lipschitz(unit.double(), torch.zeros(1, 3, dtype=torch.float64))
+        assert bound.kind == "bound"
+        layer = EquilibriumLayer(unit, Anderson(1e-9, 500), on_unconverged="raise")
+        for scale in (0.2, 1.0, 4.0):
+            found = steepest_ratio(layer, (3,), scale, steps=20)
+            assert found <= bound.value
+            largest = max(largest, found / bound.value.item())
+    assert largest > share
+
+
+@pytest.mark.spec("R6.1")
+def test_the_bound_of_kernel_maps_in_closed_form():
+    x = torch.zeros(1, 3, dtype=torch.float64)
+    torch.manual_seed(0)
+    values = {}
+    for kernel in ("sigmoid", "polynomial"):
+        unit = KernelMap(Dense(4, 6), Dense(3, 4), kernel, max_norm=0.8).double()
+        unit.W.weight.data *= 10
+        size = torch.linalg.matrix_norm(unit.injection.operator.weight, 2).item()
+        values[kernel] = equilibrium_lipschitz(unit, x).value.item() / size
+    # Both halves of ζ² = 0.64 in use, k'(0) = sup|k'| = 1.
+    assert values["sigmoid"] == pytest.approx((1 + 0.32 / (1 - 0.32)) / (1 - 0.64), rel=1e-5)
+    # k'(0) = 2, and the slope is not bounded by itself.
+    assert values["polynomial"] == pytest.approx(2 * (1 + 2 * 0.32 / (1 - 0.64)) / (1 - 0.64), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "options", "message"),
+    [
+        ("sigmoid", {"normalise": False}, "grows with the input"),
+        ("sigmoid", {"activation": "softplus"}, "not 0 at 0"),
+        (PolynomialKernel(3), {}, r"PolynomialKernel\(degree=3.*grows with the input"),
+        ("sigmoid", {"max_norm": 1.2}, "not below 1"),
+    ],
+    ids=repr,
+)
+def test_no_bound_for_kernel_maps_of_unbounded_curvature(kernel, options, message):
+    unit = KernelMap(Dense(4, 6), Dense(3, 4), kernel, **options)
+    unit.W.weight.data *= 10
+    with pytest.raises(ConfigError, match=message):
+        equilibrium_lipschitz(unit, torch.zeros(1, 3))
+
+
 def trained(build, steps=40):
     """A small model after some steps of training on random labels, and the inputs it was trained on."""
     torch.manual_seed(1)
@@ -409,6 +465,21 @@ def dense(operator, shape):
     return operator(basis).flatten(1).mT
 
 
+class Halved(nn.Module):
+    def forward(self, x):
+        return x / 2
+
+    def lipschitz(self, x):
+        return 0.5
+
+
+def test_stages_may_know_their_own_constant():
+    network = nn.Sequential(nn.Linear(3, 4), Halved()).double()
+    norm = torch.linalg.matrix_norm(network[0].weight, 2).item()
+    bound = lipschitz_bound(network, torch.zeros(1, 3, dtype=torch.float64)).value
+    assert bound.item() == pytest.approx(0.5 * norm)
+
+
 def test_refuses_what_has_no_bound():
     x = torch.zeros(1, 3)
     with pytest.raises(ConfigError, match="GELU"):
@@ -418,6 +489,9 @@ def test_refuses_what_has_no_bound():
     wide.norm_checked = True
     with pytest.raises(ConfigError, match=r"No Lipschitz bound holds .*max_norm"):
         equilibrium_lipschitz(wide, x)
+    kernels = [KernelMap(Dense(n, 3), Dense(4, n), "sigmoid", max_norm=0.8) for n in (5, 6)]
+    with pytest.raises(ConfigError, match="coupled kernel maps: the width of D_τ"):
+        equilibrium_lipschitz(MOptEq(kernels), torch.zeros(1, 4))
     with pytest.raises(ConfigError, match="known for MoreauSkip"):
         equilibrium_lipschitz(MoreauSkip(wide), x)
     with pytest.raises(ConfigError, match=r"call eval\(\) first"):

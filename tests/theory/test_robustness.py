@@ -4,7 +4,16 @@ from torch import nn
 
 from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, OptEqUnit
 from opteq.errors import ConfigError, ConvergenceError
+from opteq.models.branches import (
+    MOptEqClassifier,
+    ParallelGEQClassifier,
+    ParallelKernelClassifier,
+    POptEqClassifier,
+)
+from opteq.operators.base import LinearOperator
+from opteq.theory.lipschitz import lipschitz_bound
 from opteq.theory.robustness import robust_radius
+from tests.theory.test_lipschitz import steepest_ratio
 
 
 def dense_classifier():
@@ -42,6 +51,84 @@ def attack(classifier, x, radius, steps=25):
             delta = delta * (unit / length.clamp(min=1e-30)).clamp(max=1)
         flipped |= classifier(x + delta).argmax(1) != predicted
     return flipped
+
+
+def branches(kind, **options):
+    shapes = {"in_channels": 1, "classes": 3, "channels": 3, "stem": (2,), "bias": True}
+    return kind(hidden=(4, 4), reductions=(1, 2), **shapes, **options), (1, 4, 4)
+
+
+BRANCHES = {
+    "parallel": lambda: branches(POptEqClassifier, max_norm=0.7, fusion="sum"),
+    "parallel conv": lambda: branches(POptEqClassifier, max_norm=0.7, fusion="conv", pool=1),
+    "coupled": lambda: branches(MOptEqClassifier, max_norm=0.7),
+    "kernels": lambda: branches(ParallelKernelClassifier, max_norm=0.7, fusion="average"),
+    "gaussian": lambda: branches(ParallelGEQClassifier, max_norm=0.7, gamma=0.02, patch_channels=4),
+}
+
+
+def steepened(classifier, shape):
+    """In float64 and eval mode, solved tightly, with weights that the ceilings reduce and no favourite class.
+
+    Weights above 0 before the head make the stages stretch the same images: the bound has less slack.
+    """
+    for module in classifier.double().eval().modules():
+        if isinstance(module, EquilibriumLayer):
+            module.solver, module.on_unconverged = Anderson(1e-9, 1000, damping=0.5), "raise"
+        elif isinstance(module, LinearOperator | nn.Conv2d) and hasattr(module, "weight"):
+            module.weight.data.abs_()
+    for branch in classifier.equilibria.map.children():
+        for unit in branch:
+            unit.W.weight.data *= 10
+    with torch.no_grad():
+        x = 1 + torch.randn(30, *shape, dtype=torch.float64)
+        classifier.head[-1].bias -= classifier(x).mean(0)
+    return classifier, shape
+
+
+def joined(state):
+    return torch.cat([z.flatten(1) for z in ((state,) if isinstance(state, torch.Tensor) else state)], 1)
+
+
+@pytest.mark.spec("R5.1", "R5.5")
+@pytest.mark.parametrize("make", BRANCHES.values(), ids=BRANCHES)
+def test_no_pair_of_images_beats_the_bound_of_a_branch_classifier(make):
+    torch.manual_seed(0)
+    classifier, shape = steepened(*make())
+    # Up to the equilibria as well, where less is lost that could hide an error.
+    for network, share in ((classifier, 0.02), (nn.Sequential(*classifier.stages[:2]), 0.05)):
+        bound = lipschitz_bound(network, torch.zeros(1, *shape, dtype=torch.float64))
+        assert bound.kind == "bound"
+        a, b = 1 + 2 * torch.randn(2, 20, *shape, dtype=torch.float64)
+        moved = (joined(network(a)) - joined(network(b))).norm(dim=1) / (a - b).flatten(1).norm(dim=1)
+        ascent = steepest_ratio(lambda x, f=network: joined(f(1 + x)), shape, 1.0, starts=6, steps=20)
+        assert share * bound.value < max(moved.max().item(), ascent) <= bound.value
+
+
+@pytest.mark.spec("R5.1", "R5.5")
+@pytest.mark.parametrize("make", BRANCHES.values(), ids=BRANCHES)
+def test_no_attack_on_a_branch_classifier_inside_the_radius_succeeds(make):
+    torch.manual_seed(0)
+    classifier, shape = steepened(*make())
+    x = 1 + torch.randn(4, *shape, dtype=torch.float64)
+    radius = robust_radius(classifier, x)
+    assert (radius > 0).all()
+    assert not attack(classifier, x, 0.999 * radius, steps=12).any()
+    assert attack(classifier, x, 100 * radius).any()
+
+
+def test_what_cannot_be_bounded_in_a_branch_classifier_is_named():
+    x = torch.zeros(1, 1, 4, 4)
+    classifier, _ = branches(MOptEqClassifier, kernel="sigmoid", max_norm=0.7)
+    with pytest.raises(ConfigError, match="coupled kernel maps"):
+        lipschitz_bound(classifier.eval(), x)
+    classifier, _ = branches(ParallelKernelClassifier, max_norm=None)
+    with pytest.raises(ConfigError, match=r"SigmoidKernel.*grows with the input"):
+        lipschitz_bound(classifier.eval(), x)
+    classifier, _ = branches(MOptEqClassifier, max_norm=0.7)
+    classifier.eval().equilibria.train()
+    with pytest.raises(ConfigError, match=r"jump.*call eval\(\)"):
+        lipschitz_bound(classifier, x)
 
 
 @pytest.mark.spec("R6.4", "R1.1")

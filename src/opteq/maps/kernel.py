@@ -114,6 +114,14 @@ class KernelMap(EquilibriumMap):
         normalised = self.normalise and self.max_norm is not None and self.kernel.unit_curvature > 0
         return _SHARE if normalised else 0.0
 
+    def curvature_bound(self, max_norm: float) -> float:
+        """`sup |k''|‖c‖²/n` over all inputs, for another `max_norm`; infinite where it is unbounded."""
+        if not self.kernel.largest_curvature:
+            return 0.0
+        if not self.share:
+            return math.inf
+        return self.kernel.largest_curvature / self.kernel.unit_curvature * self.share * max_norm**2
+
     def _unit(self, c: Tensor, largest: float) -> Tensor:
         with torch.autocast(c.device.type, enabled=False):
             return (self.kernel.unit_curvature / largest * inner_product(c, c)).clamp(min=1.0)

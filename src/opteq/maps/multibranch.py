@@ -332,7 +332,5 @@ def _strength_of(unit: _Unit, ceiling: float, norm: float, gain: float) -> float
     slope = unit.activation.lipschitz
     if isinstance(unit, OptEqUnit):
         return slope * min(norm, ceiling) ** 2 * gain / unit.mu
-    curvature, share = unit.kernel.largest_curvature, unit.share
-    if curvature:
-        curvature *= share * ceiling**2 / unit.kernel.unit_curvature if share else math.inf
-    return slope * (min(norm, math.sqrt(1 - share) * ceiling) ** 2 * gain + curvature)
+    curvature = unit.curvature_bound(ceiling)
+    return slope * (min(norm, math.sqrt(1 - unit.share) * ceiling) ** 2 * gain + curvature)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from opteq.errors import ConfigError
 from opteq.gradients.base import GradientMethod
@@ -17,6 +15,7 @@ from opteq.maps.multibranch import MOptEq
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.parallel import Parallel
 from opteq.models.classifier import ImageClassifier, equilibrium_layer, linear_head
+from opteq.models.fusion import PooledFeatures
 from opteq.models.fusion import fusion as fusion_named
 from opteq.models.stem import convolutional_stem
 from opteq.objectives.coupling import HeritageDiversity
@@ -74,8 +73,13 @@ class BranchClassifier(ImageClassifier):
         extractor = convolutional_stem(in_channels, [*stem, channels], downsamplings)
         super().__init__(in_channels, classes, extractor, layer)
         self.fusion, outputs = fusion_named(fusion, count, channels)
-        self.pool = pool
+        self.pool = PooledFeatures(pool)
         self.head = linear_head(outputs * channels * pool**2, classes, dropout)
+
+    @property
+    def stages(self) -> list[nn.Module]:
+        """What `forward` applies in turn, for certificates."""
+        return [self.stem, self.equilibria, self.fusion, self.pool, self.head]
 
     def forward(self, x: Tensor) -> Tensor:
         """`(batch, classes)` logits; raises as `features` does."""
@@ -83,9 +87,7 @@ class BranchClassifier(ImageClassifier):
 
     def classify(self, equilibria: State) -> Tensor:
         """`(batch, classes)` logits of equilibria that `features` gave."""
-        fused = self.fusion(tensors_of(equilibria))
-        pooled = [F.adaptive_avg_pool2d(z, self.pool).flatten(1) for z in fused]
-        return self.head(torch.cat(pooled, 1))
+        return self.head(self.pool(self.fusion(tensors_of(equilibria))))
 
 
 class POptEqClassifier(BranchClassifier):

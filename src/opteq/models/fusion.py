@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import reduce
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError, ShapeError
 from opteq.operators.conv import Conv2d
+from opteq.theory.lipschitz import lipschitz_bound
 
 # One tensor per branch, all with the same number of channels.
 Branches = tuple[Tensor, ...]
@@ -41,6 +43,15 @@ class SumFusion(nn.Module):
     def forward(self, z: Branches) -> Branches:
         return tuple(_sum(resample(z_j, z_i) for z_j in z) for z_i in z)
 
+    def lipschitz(self, z: Branches) -> float:
+        """`‖P‖₂ = √(Σ_i n_i · Σ_j 1/n_j)`, `n_i` the number of pixels of branch `i`.
+
+        A matrix of blocks is at most as long as the matrix of the blocks' norms. With
+        `‖P_{i:j}‖ = √(n_i/n_j)`, whether it averages or repeats pixels, that one is of rank 1. It is attained
+        by constant images, which all blocks stretch at once.
+        """
+        return _length([[_resampling(z_j, z_i) for z_j in z] for z_i in z])
+
 
 class ConvFusion(nn.Module):
     """`Σ_j K_{ij} P_{i:j} z_j` with a 3×3 convolution per pair of branches ("conv", ibidem).
@@ -58,12 +69,45 @@ class ConvFusion(nn.Module):
         kernels = iter(self.kernels)
         return tuple(_sum(next(kernels)(resample(z_j, z_i)) for z_j in z) for z_i in z)
 
+    def lipschitz(self, z: Branches) -> float:
+        """The norm of the matrix of `‖K_{ij}‖ √(n_i/n_j)`, see `SumFusion`."""
+        kernels = iter(self.kernels)
+        return _length(
+            [
+                [lipschitz_bound(next(kernels), z_i).value.item() * _resampling(z_j, z_i) for z_j in z]
+                for z_i in z
+            ]
+        )
+
 
 class AverageFusion(nn.Module):
     """`(1/L) Σ_j P_{1:j} z_j`, a single tensor at the size of the first branch (Li et al. 2023, §4.1)."""
 
     def forward(self, z: Branches) -> Branches:
         return (_sum(resample(z_j, z[0]) for z_j in z) / len(z),)
+
+    def lipschitz(self, z: Branches) -> float:
+        """`(1/L) √(Σ_j n_1/n_j)`, see `SumFusion`."""
+        return _length([[_resampling(z_j, z[0]) / len(z) for z_j in z]])
+
+
+class PooledFeatures(nn.Module):
+    """Every tensor `(batch, C, h_i, w_i)` averaged to `p × p` pixels, and all joined: `(batch, Σ_i C p²)`.
+
+    Args:
+        pool: `p`.
+    """
+
+    def __init__(self, pool: int) -> None:
+        super().__init__()
+        self.pool = nn.AdaptiveAvgPool2d(pool)
+
+    def forward(self, z: Branches) -> Tensor:
+        return torch.cat([self.pool(z_i).flatten(1) for z_i in z], 1)
+
+    def lipschitz(self, z: Branches) -> float:
+        """The largest of the tensors' constants: each has a block of its own."""
+        return max(lipschitz_bound(self.pool, z_i).value.item() for z_i in z)
 
 
 def fusion(name: str, branches: int, channels: int) -> tuple[nn.Module, int]:
@@ -84,6 +128,16 @@ def fusion(name: str, branches: int, channels: int) -> tuple[nn.Module, int]:
         case "average":
             return AverageFusion(), 1
     raise ConfigError(f"Expected `fusion` to be concat, sum, conv or average, got {name!r}.")
+
+
+def _resampling(z: Tensor, like: Tensor) -> float:
+    """`‖P‖₂` of `resample`. A mean over `f` pixels has `1/√f`, a pixel that is repeated `f` times `√f`."""
+    return math.sqrt(math.prod(like.shape[2:]) / math.prod(z.shape[2:]))
+
+
+def _length(norms: list[list[float]]) -> float:
+    """Bound on the norm of a matrix of blocks with these norms, rounding included."""
+    return torch.linalg.matrix_norm(torch.tensor(norms, dtype=torch.float64), 2).item() * (1 + 1e-12)
 
 
 def _sum(tensors: Iterable[Tensor]) -> Tensor:

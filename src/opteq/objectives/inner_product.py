@@ -31,6 +31,11 @@ class InnerProductKernel(ABC):
     def unit_curvature(self) -> float:
         """`sup |k''(t)|` over `|t| ≤ 1`."""
 
+    @property
+    def largest_slope(self) -> float:
+        """`sup |k'|`, infinite where it is unbounded or not known."""
+        return math.inf
+
     @abstractmethod
     def value(self, t: Tensor) -> Tensor:
         """`k(t)`."""
@@ -56,6 +61,10 @@ class LinearKernel(InnerProductKernel):
     @property
     def unit_curvature(self) -> float:
         return 0.0
+
+    @property
+    def largest_slope(self) -> float:
+        return 1.0
 
     def value(self, t: Tensor) -> Tensor:
         return t
@@ -123,6 +132,10 @@ class SigmoidKernel(InnerProductKernel):
     @property
     def unit_curvature(self) -> float:
         return self.largest_curvature  # reached at tanh t = 1/√3, t = 0.66
+
+    @property
+    def largest_slope(self) -> float:
+        return 1.0
 
     def value(self, t: Tensor) -> Tensor:
         return torch.tanh(t)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from opteq.maps.multibranch import MOptEq, MultiBranchEquation
 from opteq.maps.optequnit import OptEqEquation, OptEqUnit
 from opteq.maps.parallel import Parallel
 from opteq.objectives.gaussian import GaussianSimilarity
-from opteq.objectives.inner_product import LinearKernel
+from opteq.objectives.inner_product import InnerProductSimilarity
 from opteq.objectives.patches import WholeSample
 from opteq.operators.base import LinearOperator, sharp_norms
 from opteq.operators.conv import circular_norm
@@ -49,7 +50,17 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: Tensor) -> Certificate:
     - for `GaussianMap` with adaptive `γ`, which changes with `x`, `1 + 2√N (3/2e)^{3/2}/√0.2`, with `N` the
       number of patches, times as much. `γ = 0.2/M` has `‖dγ‖ ≤ 0.4M^{-3/2}‖W_h‖‖dc‖`, and the forces
       `e^{-γd}G r` change with `γ` at most by `d^{3/2}e^{-γd}‖W_h‖ ≤ (3/2eγ)^{3/2}‖W_h‖`: `γ` cancels;
-    - for a linear `KernelMap`, `‖U‖ · L_σ / (1 - L_σs²)`, by the same argument as for `OptEqUnit`;
+    - for a `KernelMap` with `|k''|‖c‖²/n ≤ κ` for all inputs, as `normalise` ensures for the sigmoid and
+      for degree 2, and `σ(0) = 0`,
+
+          ‖U‖ · L_σ (a + κρ) / (1 - q),     q = L_σ(s² + κ),
+
+      where `a` bounds `|k'|`, and `ρ` `‖y‖/‖c‖`. The Hessian `WᵀW + k''ccᵀ/n` in `y` is at most `q/L_σ` in
+      norm, and the derivative of `k'(t)c` in `c` is `k'I + k''c(Ry)ᵀ/n`, with the reflection
+      `R = I - 2ccᵀ/‖c‖²` where `n` grows with `‖c‖²` and `R = I` where `n = 1`: at most `a + κρ`. From
+      `‖y‖ ≤ L_σ(s²‖y‖ + |k'|‖c‖)` follows `ρ = L_σ sup|k'|/(1 - L_σs²)`; or, since
+      `|k'(t)| ≤ k'(0) + sup|k''||t|`, `ρ = L_σk'(0)/(1 - q)` and `a = k'(0) + κρ`, whichever are smaller. The
+      linear kernel, with `κ = 0` and `a = 1`, needs no `σ(0) = 0`;
     - for `DeepOptEq`, whose map has constants `a` in `x` and `q` in `z`, `a / (1 - q)`;
     - for `Parallel`, the root of the sum of the squares of the branches' constants: all of them read `x`;
     - for `MOptEq`, with `r = max_i L_σ‖W_i‖²/μ_i`, `g = 1 + λ(C-1)` and `q = rg < 1`,
@@ -65,13 +76,14 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: Tensor) -> Certificate:
       behind a `B`.
 
     Args:
-        map: an `OptEqUnit`, a `DeepOptEq`, a `GaussianMap`, a linear `KernelMap`, a `Parallel` of such, or an
-            `MOptEq` of `OptEqUnit`s.
+        map: an `OptEqUnit`, `DeepOptEq`, `GaussianMap` or `KernelMap`, a `Parallel` of such, or an `MOptEq`
+            of `OptEqUnit`s.
         x: a batch of inputs; only its shape matters.
 
     Raises:
-        ConfigError: for other maps, norms too large for a bound, a `U` without a known Lipschitz constant, or
-            an `MOptEq` that jumps, with perturbations in force or branches coupled by the hard sign.
+        ConfigError: for other maps, norms too large for a bound, a `U` without a known Lipschitz constant, a
+            kernel whose curvature inputs leave unbounded, or an `MOptEq` that jumps, with perturbations in
+            force or branches coupled by the hard sign.
     """
     with sharp_norms(map):
         value = torch.tensor(_equilibrium_bound(map, x), dtype=torch.float64)
@@ -90,9 +102,8 @@ def _equilibrium_bound(map: EquilibriumMap, x: Tensor) -> float:
             push, pull = _deep_rates(map, x)
         case GaussianMap():
             push, pull = _gaussian_rates(map, x)
-        case KernelMap(kernel=LinearKernel()):
-            push = map.activation.lipschitz * _bound(map.injection.operator, x)
-            pull = map.bind(x).contraction().value.max().item()
+        case KernelMap():
+            push, pull = _kernel_rates(map, x)
         case _:
             raise ConfigError(f"No Lipschitz bound is known for {type(map).__name__}.")
     return push / _room(pull)
@@ -128,7 +139,10 @@ def _coupled_bound(map: MOptEq, x: Tensor) -> float:
         raise ConfigError("With tau=0 the map jumps: no Lipschitz bound holds; give the coupling a `tau`.")
     equation = map.bind(x)
     if not isinstance(equation, MultiBranchEquation):
-        raise ConfigError("No Lipschitz bound is known for coupled kernel maps; couple OptEqUnits instead.")
+        raise ConfigError(
+            "No Lipschitz bound is known for coupled kernel maps: the width of D_τ is that of the first W y,"
+            " which may vanish where the later ones do not; couple OptEqUnits instead."
+        )
     pull = equation.branches.contraction().value.max().item()
     room = _room(equation.uniqueness().value.max().item())
     push = math.hypot(
@@ -164,6 +178,32 @@ def _gaussian_rates(map: GaussianMap, x: Tensor) -> tuple[float, float]:
         patches = similarity.split(similarity.injection).shape[1]
         push *= 1 + math.sqrt(patches) * _ADAPTIVE_PUSH
     return push, CONCAVITY * curvature
+
+
+def _kernel_rates(map: KernelMap, x: Tensor) -> tuple[float, float]:
+    similarity, slope, kernel = map.bind(x).similarity, map.activation.lipschitz, map.kernel
+    assert isinstance(similarity, InnerProductSimilarity)
+    pull = slope * similarity.norm_bound().value.item() ** 2
+    curvature = map.curvature_bound(map.max_norm or math.inf)
+    steepest = kernel.largest_slope
+    if curvature:
+        zero = torch.zeros((), dtype=torch.float64)
+        if map.activation(zero):
+            raise ConfigError(
+                f"No Lipschitz bound is known for {kernel} with an activation that is not 0 at 0, such as"
+                f" {map.activation}; use relu or tanh."
+            )
+        if math.isinf(curvature):
+            raise ConfigError(
+                f"No Lipschitz bound holds for {kernel} here: its curvature grows with the input; use"
+                " `normalise`, a `max_norm` and a kernel of bounded curvature."
+            )
+        first = kernel.slope(zero).abs().item()
+        length = slope * steepest / _room(pull)
+        pull += slope * curvature
+        length = min(length, slope * first / _room(pull))
+        steepest = min(steepest, first + curvature * length) + curvature * length
+    return slope * steepest * _bound(map.injection.operator, x), pull
 
 
 @torch.no_grad()
@@ -220,7 +260,10 @@ def lipschitz_bound(module: nn.Module, x: Tensor) -> Certificate:
 
     Covers opteq's operators and equilibrium layers, linear and convolutional layers, batch norm and
     dropout in eval mode, average pooling, the usual 1-Lipschitz activations, `nn.Sequential` of these,
-    and modules that list such stages as `stages`.
+    modules that list such stages as `stages`, and modules with a constant of their own, a method
+    `lipschitz(x)` for inputs shaped like `x`. What passes between the stages may be a tuple of tensors, one
+    for each branch, whose norm is that of all of them joined. `EquilibriumClassifier` and `BranchClassifier`
+    are such networks.
 
     Args:
         module: the network, in eval mode.
@@ -277,7 +320,10 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
         case nn.LeakyReLU(negative_slope=slope) | nn.ELU(alpha=slope) if 0 <= slope <= 1:
             return 1.0
         case _:
-            raise ConfigError(f"No Lipschitz constant is known for {type(stage).__name__}.")
+            own: Any = getattr(stage, "lipschitz", None)
+            if own is None:
+                raise ConfigError(f"No Lipschitz constant is known for {type(stage).__name__}.")
+            return own(x)
 
 
 def _averaging_norm(pool: nn.Module, x: Tensor) -> float:
