@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from opteq.errors import ConfigError
 from opteq.operators.base import LinearOperator, Weights
 from opteq.operators.conv import Conv2d
+from opteq.options import check_count
 
 
 class Compose(LinearOperator):
@@ -86,11 +87,16 @@ class DepthwiseSeparableConv2d(Compose):
     """A depthwise `k×k` convolution followed by a pointwise one: `(batch, in, H, W) ↦ (batch, out, H, W)`.
 
     `multiplier` is the number of depthwise filters per input channel (Xie et al. 2022, Table 6).
+
+    Raises:
+        ConfigError: if a number is not whole or below 1, or `kernel_size` is even.
     """
 
     def __init__(
         self, in_channels: int, out_channels: int, kernel_size: int = 3, multiplier: int = 1
     ) -> None:
+        check_count("in_channels", in_channels)
+        check_count("multiplier", multiplier)
         middle = in_channels * multiplier
         super().__init__(
             Conv2d(in_channels, middle, kernel_size, groups=in_channels),

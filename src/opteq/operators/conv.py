@@ -11,6 +11,7 @@ from torch.nn.grad import conv2d_weight
 
 from opteq.errors import ConfigError
 from opteq.operators.base import LinearOperator, Weights
+from opteq.options import check_count
 
 
 class Conv2d(LinearOperator):
@@ -20,15 +21,18 @@ class Conv2d(LinearOperator):
     a convolution, with channels exchanged and the kernel turned by 180°.
 
     Raises:
-        ConfigError: if `kernel_size` is even or `groups` does not divide both channel numbers.
+        ConfigError: if a number is not whole or below 1, `kernel_size` is even, or `groups` does not divide
+            both channel numbers.
     """
 
     sides = ("H", "W")
 
     def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3, groups: int = 1) -> None:
         super().__init__()
-        if min(in_channels, out_channels, kernel_size, groups) < 1:
-            raise ConfigError("Expected positive channel numbers, `kernel_size` and `groups`.")
+        check_count("in_channels", in_channels)
+        check_count("out_channels", out_channels)
+        check_count("kernel_size", kernel_size)
+        check_count("groups", groups)
         if kernel_size % 2 == 0:
             raise ConfigError(f"Expected an odd `kernel_size` (to keep height and width), got {kernel_size}.")
         if in_channels % groups or out_channels % groups:

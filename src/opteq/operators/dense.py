@@ -8,21 +8,21 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opteq.errors import ConfigError
 from opteq.operators.base import LinearOperator, Weights
+from opteq.options import check_count
 
 
 class Dense(LinearOperator):
     """`x ↦ x Aᵀ` on vectors `(batch, in_channels)`, with `A` of shape `(out_channels, in_channels)`.
 
     Raises:
-        ConfigError: if a size is not positive.
+        ConfigError: if a size is no whole number of at least 1.
     """
 
     def __init__(self, in_channels: int, out_channels: int) -> None:
         super().__init__()
-        if min(in_channels, out_channels) < 1:
-            raise ConfigError(f"Expected positive sizes, got {in_channels} and {out_channels}.")
+        check_count("in_channels", in_channels)
+        check_count("out_channels", out_channels)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.weight = nn.Parameter(torch.empty(out_channels, in_channels))
         nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
