@@ -50,14 +50,13 @@ def test_the_norm_runs_over_all_entries_of_a_sample():
     torch.testing.assert_close(info.residuals, torch.tensor([[5**0.5 / 5]]))
 
 
-def test_the_result_of_every_sample_comes_with_a_state_ahead_of_it():
+def test_the_result_of_every_sample_comes_with_its_image():
     start = torch.tensor([[2.0], [1.0]], dtype=torch.float64)
     found = find_fixed_point(lambda z: 2 + 1e-7 * z, start, Scripted([3.0, 2.0], tol=1e-6))
     # The first sample starts near the fixed point and stops there, the second one at the second point.
     assert found.info.steps.tolist() == [1, 3]
     assert found.value.tolist() == [[2.0], [2.0]]
-    # The image of the first, which the method has left long ago; where it would go from the second.
-    assert found.ahead.tolist() == [[2 + 2e-7], [7.0]]
+    assert found.image.tolist() == [[2 + 2e-7], [2 + 2e-7]]
 
 
 def test_iterates_may_change_their_dtype_between_the_samples_that_stop():

@@ -53,7 +53,7 @@ def attach(
 ) -> State:
     """The value found, with the gradient of `method` towards `equation.tensors`.
 
-    The gradient is taken at the iterate that would have followed, which is nearer to the equilibrium.
+    The gradient is taken at the image of that value, which is nearer to the equilibrium.
 
     Differentiating twice raises `NotImplementedError`: the adjoint is solved for one cotangent and
     its own derivative is not tracked.
@@ -76,7 +76,7 @@ class _Equilibrium(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         # Copies: the values are views into the solver's memory, which autograd would let no one change.
         outputs = tuple(t.clone() for t in tensors_of(found.value))
-        ctx.method, ctx.equation, ctx.state, ctx.report = method, equation, found.ahead, report
+        ctx.method, ctx.equation, ctx.state, ctx.report = method, equation, found.image, report
         # Saved only for autograd's check that no one has changed them before the backward pass.
         ctx.save_for_backward(*tensors)
         return outputs

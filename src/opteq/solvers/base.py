@@ -81,13 +81,13 @@ class FixedPoint:
 
     Attributes:
         value: the iterate whose residual is known.
-        ahead: where the method would have gone on, or `T(value)` of a sample that stopped before the last;
-            as a rule nearer to the fixed point, at no evaluation.
+        image: `T(value)`, which is at hand and as a rule nearer to the fixed point; `value` itself where that
+            is not finite.
         info: how the iteration went.
     """
 
     value: State
-    ahead: State
+    image: State
     info: SolveInfo
 
 
@@ -149,9 +149,6 @@ def find_fixed_point(
         changes, sizes = torch.stack((row_norms(g), row_norms(f))).tolist()
         residuals = [residual_scale * c / max(s, tiny) for c, s in zip(changes, sizes, strict=True)]
         history.append(residuals)
-        # Under autocast the map may run in low precision; the solver's own products may not.
-        with torch.autocast(x.device.type, enabled=False):
-            following = advance(x, f, g, changes)
         # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
         broken = [i for i in active if not math.isfinite(changes[i])]
         stops = [i for i in active if residuals[i] <= solver.tol or i in broken]
@@ -162,13 +159,15 @@ def find_fixed_point(
         active = [i for i in active if steps[i] > step]
         if step == solver.max_steps or not active:
             break
+        # Under autocast the map may run in low precision; the solver's own products may not.
+        with torch.autocast(x.device.type, enabled=False):
+            following = advance(x, f, g, changes)
         # Those that have stopped stay where they are, which spares them a place of their own.
         stopped += stops
         previous, x = x, _with_rows(following, stopped, x)
 
-    ahead = _with_rows(following, stopped, f)
-    if not all(math.isfinite(c) for c in changes):
-        ahead = torch.where(torch.isfinite(ahead).all(1, keepdim=True), ahead, x)
+    if not all(map(math.isfinite, changes)):
+        f = torch.where(torch.isfinite(f).all(1, keepdim=True), f, x)
     taken = torch.tensor(steps, dtype=torch.long, device=x.device)
     residuals = torch.tensor(history, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device).T
     seen = torch.arange(1, len(history) + 1, device=x.device) <= taken[:, None]
@@ -178,7 +177,8 @@ def find_fixed_point(
     )
     if joint:
         info = info.shared_by(len(tensors_of(initial)[0]))
-    return FixedPoint(space.restore(x), space.restore(ahead), info)
+    # In memory of its own: a room is part of the stepper's, all of which a view of it would keep.
+    return FixedPoint(space.restore(x), space.restore(f.contiguous()), info)
 
 
 def solve_fixed_point(
