@@ -21,7 +21,7 @@ from opteq import (
     from_feedforward,
 )
 from opteq.configs import read_yaml, resolve_config
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, NonFiniteError
 from opteq.models.classifier import OptEqClassifier
 
 
@@ -246,6 +246,14 @@ def test_refuses_what_has_no_certificate_sample_by_sample():
         certify(layer, x)
     with pytest.raises(ConfigError, match="Expected an EquilibriumLayer to certify, got OptEqUnit"):
         certify(optequnit()[0], x)
+
+
+def test_refuses_weights_that_are_not_finite():
+    unit = OptEqUnit(Dense(4, 4), Dense(3, 4), max_norm=None)
+    unit.W.weight.data[0, 0] = torch.nan
+    unit.norm_checked = True
+    with pytest.raises(NonFiniteError, match="Weights of EquilibriumLayer are NaN or infinite"):
+        certify(EquilibriumLayer(unit), torch.randn(2, 3))
 
 
 class Doubled(OptEqUnit):

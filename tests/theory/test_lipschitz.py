@@ -24,7 +24,7 @@ from opteq import (
     Picard,
     PolynomialKernel,
 )
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, NonFiniteError
 from opteq.theory.lipschitz import equilibrium_lipschitz, lipschitz_bound, published_lipschitz
 
 
@@ -478,6 +478,69 @@ def test_stages_may_know_their_own_constant():
     norm = torch.linalg.matrix_norm(network[0].weight, 2).item()
     bound = lipschitz_bound(network, torch.zeros(1, 3, dtype=torch.float64)).value
     assert bound.item() == pytest.approx(0.5 * norm)
+
+
+class Residual(nn.Sequential):
+    def forward(self, input):
+        return input + 3 * super().forward(input)
+
+
+class Tripled(nn.Linear):
+    def forward(self, input):
+        return 3 * super().forward(input)
+
+
+class Headed(nn.Module):
+    """Lists some of what it applies as `stages`."""
+
+    def __init__(self):
+        super().__init__()
+        self.stages, self.head = nn.Sequential(nn.Linear(3, 4), nn.ReLU()), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.head(self.stages(x))
+
+
+def test_a_forward_of_ones_own_is_not_taken_for_that_of_the_base_class():
+    x = torch.zeros(1, 3)
+    with pytest.raises(ConfigError, match="No Lipschitz constant is known for Residual"):
+        lipschitz_bound(nn.Sequential(Residual(nn.Linear(3, 3)), nn.Linear(3, 2)), x)
+    with pytest.raises(ConfigError, match="No Lipschitz constant is known for Tripled"):
+        lipschitz_bound(Tripled(3, 3), x)
+    for network in (Headed(), nn.Sequential(Headed(), nn.ReLU())):
+        with pytest.raises(ConfigError, match="something else than its `stages` do"):
+            lipschitz_bound(network, x)
+    with pytest.raises(ConfigError, match="something else than its `stages` do"):
+        equilibrium_lipschitz(OptEqUnit(Dense(4, 4), Headed()), x)
+    torch.nn.utils.parametrizations.spectral_norm(linear := nn.Linear(3, 3))
+    assert lipschitz_bound(linear.eval(), x).value.item() == pytest.approx(1.0, rel=0.3)
+
+
+def test_a_batch_without_samples_has_a_shape_all_the_same():
+    unit = GaussianMap(Conv2d(3, 4), Conv2d(1, 4), Patches(2, 2), hidden=3)
+    network = nn.Sequential(EquilibriumLayer(unit), nn.Flatten(), nn.Linear(48, 2))
+    for function, module in ((equilibrium_lipschitz, unit), (lipschitz_bound, network)):
+        one, none = (function(module, torch.randn(count, 1, 4, 4)).value for count in (1, 0))
+        torch.testing.assert_close(none, one)
+
+
+@pytest.mark.spec("R6.4")
+def test_the_polynomial_of_degree_1_has_the_bound_of_the_linear_kernel():
+    torch.manual_seed(0)
+    maps = [KernelMap(Dense(3, 4), Dense(2, 3), kernel) for kernel in ("linear", PolynomialKernel(1))]
+    maps[1].load_state_dict(maps[0].state_dict())
+    linear, polynomial = (equilibrium_lipschitz(each, torch.zeros(1, 2)).value for each in maps)
+    torch.testing.assert_close(polynomial, linear)
+
+
+def test_refuses_weights_that_are_not_finite_and_what_is_no_module():
+    broken = nn.Linear(3, 3)
+    broken.weight.data[0, 0] = math.nan
+    for module in (broken, nn.Sequential(nn.ReLU(), broken)):
+        with pytest.raises(NonFiniteError, match=r"are NaN or infinite, as when a training diverges"):
+            lipschitz_bound(module, torch.zeros(1, 3))
+    with pytest.raises(ConfigError, match="Expected a torch module, got NoneType"):
+        lipschitz_bound(None, torch.zeros(1, 3))
 
 
 def test_refuses_what_has_no_bound():

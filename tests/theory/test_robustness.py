@@ -2,8 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, OptEqUnit
-from opteq.errors import ConfigError, ConvergenceError
+from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, OptEqUnit, Unrolled
+from opteq.errors import ConfigError, ConvergenceError, ShapeError
 from opteq.models.branches import (
     MOptEqClassifier,
     ParallelGEQClassifier,
@@ -195,6 +195,48 @@ def test_modules_may_list_their_stages():
     torch.testing.assert_close(robust_radius(Staged(classifier), x), robust_radius(classifier, x))
 
 
+class Headed(nn.Module):
+    """Lists some of what it applies as `stages`."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.stages, self.scale = network, 100.0
+
+    def forward(self, x):
+        return self.scale * self.stages(x)
+
+
+def test_stages_that_are_not_all_that_a_module_applies_are_refused():
+    classifier, shape = dense_classifier()
+    with pytest.raises(ConfigError, match="Headed gives something else than its `stages` do"):
+        robust_radius(Headed(classifier), torch.randn(3, *shape))
+
+
+def test_the_radii_of_unrolled_layers_are_those_of_their_equilibria():
+    torch.manual_seed(0)
+    solved, shape = dense_classifier()
+    unrolled = nn.Sequential(*solved)
+    unrolled[2] = EquilibriumLayer(solved[2].map, gradient=Unrolled(1))
+    solved[2].map.W.weight.data *= 10
+    x = torch.randn(5, *shape)
+    torch.testing.assert_close(robust_radius(unrolled, x), robust_radius(solved, x))
+
+
+def test_classes_that_tie_have_a_radius_of_0():
+    classifier, shape = dense_classifier()
+    nn.init.zeros_(classifier[-1].weight)
+    nn.init.zeros_(classifier[-1].bias)
+    assert (robust_radius(classifier, torch.randn(3, *shape)) == 0).all()
+    nn.init.constant_(classifier[-1].bias[:1], 1.0)
+    assert torch.isinf(robust_radius(classifier, torch.randn(3, *shape))).all()
+
+
+def test_a_batch_without_samples_has_no_radii():
+    for make in (dense_classifier, convolutional_classifier):
+        classifier, shape = make()
+        assert robust_radius(classifier.eval(), torch.randn(0, *shape)).shape == (0,)
+
+
 def test_the_classifier_is_left_as_it_was():
     classifier, shape = dense_classifier()
     before = {name: value.clone() for name, value in classifier.state_dict().items()}
@@ -209,6 +251,10 @@ def test_the_classifier_is_left_as_it_was():
 def test_refuses_what_it_cannot_bound():
     with pytest.raises(ConfigError, match="GELU"):
         robust_radius(nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), torch.randn(2, 4))
+    with pytest.raises(ConfigError, match="Expected a torch module, got NoneType"):
+        robust_radius(None, torch.randn(2, 4))
+    with pytest.raises(ShapeError, match=r"logits of shape \(batch, classes\), got \(2, 3, 4, 4\)"):
+        robust_radius(nn.Conv2d(1, 3, 3, padding=1), torch.randn(2, 1, 4, 4))
     unit = OptEqUnit(Dense(3, 8), Dense(4, 8), max_norm=None)
     unit.W.weight.data *= 20
     unit.norm_checked = True

@@ -98,7 +98,7 @@ class PolynomialKernel(InnerProductKernel):
 
     def __post_init__(self) -> None:
         require(self.degree >= 1, self, "degree", "at least 1")
-        require(self.offset >= 0, self, "offset", "at least 0")
+        require(0 <= self.offset < math.inf, self, "offset", "at least 0 and finite")
 
     @property
     def largest_curvature(self) -> float:
@@ -107,6 +107,10 @@ class PolynomialKernel(InnerProductKernel):
     @property
     def unit_curvature(self) -> float:
         return self.curvature(torch.tensor(1.0, dtype=torch.float64, device="cpu")).item()
+
+    @property
+    def largest_slope(self) -> float:
+        return math.inf if self.degree > 1 else 1.0
 
     def value(self, t: Tensor) -> Tensor:
         return (self.offset + t).pow(self.degree)
@@ -163,7 +167,10 @@ def get_kernel(kernel: str | InnerProductKernel) -> InnerProductKernel:
     if isinstance(kernel, InnerProductKernel):
         return kernel
     if not isinstance(kernel, str) or kernel not in KERNELS:
-        raise ConfigError(f"Expected `kernel` to be one of {', '.join(KERNELS)}, got {kernel!r}.")
+        raise ConfigError(
+            f"Expected `kernel` to be one of {', '.join(KERNELS)}, or an object such as PolynomialKernel(3),"
+            f" got {kernel!r}."
+        )
     return KERNELS[kernel]()
 
 

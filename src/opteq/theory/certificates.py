@@ -20,6 +20,7 @@ from opteq.results import Certificate, State, combined, distance, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import row_norms, solve_fixed_point
 from opteq.solvers.space import Space
+from opteq.theory.lipschitz import expect_module
 from opteq.theory.minimisers import largest_curvature
 
 _REFERENCE = Anderson(tol=1e-12, max_steps=2000)
@@ -69,12 +70,14 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
     Raises:
         ConfigError: for something else than a layer, a map of yours whose readout is not its state, or one
             whose samples enter each other's equation, as in training with a batch-coupled regulariser.
+        NonFiniteError: for weights or inputs that are NaN or infinite.
     """
     if not isinstance(layer, EquilibriumLayer):
         raise ConfigError(
             f"Expected an EquilibriumLayer to certify, got {type(layer).__name__}; certify a layer inside it,"
             " for what that layer reads."
         )
+    expect_module(layer)
     equation = layer.bind(x)
     if equation.batch_coupled:
         raise ConfigError(

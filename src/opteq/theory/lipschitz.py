@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opteq.activations import ReLU
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, NonFiniteError
 from opteq.layer import EquilibriumLayer
 from opteq.maps.base import EquilibriumMap, Injection, state_shape
 from opteq.maps.deep import DeepOptEq
@@ -24,7 +24,7 @@ from opteq.objectives.inner_product import InnerProductSimilarity
 from opteq.objectives.patches import WholeSample
 from opteq.operators.base import LinearOperator, sharp_norms
 from opteq.operators.conv import circular_norm
-from opteq.results import Certificate
+from opteq.results import Certificate, State, map_state, tensors_of
 from opteq.theory.bounds import published_lipschitz_geq, published_lipschitz_optequnit
 
 CONCAVITY = 2 * math.exp(-1.5)
@@ -84,9 +84,11 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: Tensor) -> Certificate:
         ConfigError: for other maps, norms too large for a bound, a `U` without a known Lipschitz constant, a
             kernel whose curvature inputs leave unbounded, or an `MOptEq` that jumps, with perturbations in
             force or branches coupled by the hard sign.
+        NonFiniteError: for weights that are NaN or infinite.
     """
+    expect_module(map)
     with sharp_norms(map):
-        value = torch.tensor(_equilibrium_bound(map, x), dtype=torch.float64)
+        value = torch.tensor(_equilibrium_bound(map, _example(x)), dtype=torch.float64)
     return Certificate(value, "bound", ("Inputs are shaped like `x`.",))
 
 
@@ -261,9 +263,10 @@ def lipschitz_bound(module: nn.Module, x: Tensor) -> Certificate:
     Covers opteq's operators and equilibrium layers, linear and convolutional layers, batch norm and
     dropout in eval mode, average pooling, the usual 1-Lipschitz activations, `nn.Sequential` of these,
     modules that list such stages as `stages`, and modules with a constant of their own, a method
-    `lipschitz(x)` for inputs shaped like `x`. What passes between the stages may be a tuple of tensors, one
-    for each branch, whose norm is that of all of them joined. `EquilibriumClassifier` and `BranchClassifier`
-    are such networks.
+    `lipschitz(x)` for inputs shaped like `x`, which subclasses need that compute something else than their
+    base class. What passes between the stages may be a tuple of tensors, one for each branch, whose norm is
+    that of all of them joined. `EquilibriumClassifier` and `BranchClassifier` are such networks. The
+    constants of layers are those of exact equilibria.
 
     Args:
         module: the network, in eval mode.
@@ -271,29 +274,64 @@ def lipschitz_bound(module: nn.Module, x: Tensor) -> Certificate:
 
     Raises:
         ConfigError: for a part that has no known constant; the message names it.
+        NonFiniteError: for weights that are NaN or infinite.
     """
-    value = torch.tensor(_bound(module, x), dtype=torch.float64)
+    expect_module(module)
+    value = torch.tensor(_bound(module, _example(x)), dtype=torch.float64)
     return Certificate(value, "bound", ("Inputs are shaped like `x`.",))
+
+
+def expect_module(module: object) -> None:
+    """Raise a `ConfigError` unless `module` is a module, a `NonFiniteError` unless its weights are finite."""
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"Expected a torch module, got {type(module).__name__}.")
+    if not all(bool(p.isfinite().all()) for p in module.parameters()):
+        raise NonFiniteError(
+            f"Weights of {type(module).__name__} are NaN or infinite, as when a training diverges; lower the"
+            " learning rate or go back to an earlier checkpoint."
+        )
 
 
 def stages_of(module: nn.Module) -> list[nn.Module]:
     """The modules that `module` applies one after the other, nested sequences unfolded."""
-    stages = module if isinstance(module, nn.Sequential) else getattr(module, "stages", None)
-    if stages is None:
+    # A subclass with a `forward` of its own may do anything with its parts.
+    plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
+    stages = module if plain else getattr(module, "stages", None)
+    if not isinstance(stages, Iterable):
         return [module]
-    assert isinstance(stages, Iterable)
     return [part for stage in stages for part in stages_of(stage)]
 
 
-def _bound(module: nn.Module, x: Tensor) -> float:
-    value = 1.0
+def check_stages(module: nn.Module, x: State, after: State) -> None:
+    """Raise a `ConfigError` if a module that lists its `stages` gives something else than `after`, as they do."""
+    if not any(hasattr(part, "stages") for part in module.modules()):
+        return
+    pairs = zip(tensors_of(module(x)), tensors_of(after), strict=True)
+    if not all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in pairs):
+        raise ConfigError(
+            f"{type(module).__name__} gives something else than its `stages` do one after the other; let"
+            " `stages` list all that it applies, or give the list another name."
+        )
+
+
+def _example(x: State) -> Any:
+    """One input like those of `x`, of which there may be none."""
+    return map_state(lambda t: t[:1] if len(t) else t.new_zeros(1, *t.shape[1:]), x)
+
+
+def _bound(module: nn.Module, x: Any) -> float:
+    value, first = 1.0, x
     for stage in stages_of(module):
         value *= _stage_bound(stage, x)
         x = stage(x)
+    check_stages(module, first, x)
     return value
 
 
 def _stage_bound(stage: nn.Module, x: Tensor) -> float:
+    # What a subclass does in a `forward` of its own, only its `lipschitz` can know.
+    if not getattr(stage.forward, "__module__", "").startswith(("torch.nn.", "opteq.")):
+        return _own_bound(stage, x)
     match stage:
         case EquilibriumLayer():
             return equilibrium_lipschitz(stage.map, x).value.item()
@@ -320,10 +358,14 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
         case nn.LeakyReLU(negative_slope=slope) | nn.ELU(alpha=slope) if 0 <= slope <= 1:
             return 1.0
         case _:
-            own: Any = getattr(stage, "lipschitz", None)
-            if own is None:
-                raise ConfigError(f"No Lipschitz constant is known for {type(stage).__name__}.")
-            return own(x)
+            return _own_bound(stage, x)
+
+
+def _own_bound(stage: nn.Module, x: Tensor) -> float:
+    own: Any = getattr(stage, "lipschitz", None)
+    if own is None:
+        raise ConfigError(f"No Lipschitz constant is known for {type(stage).__name__}.")
+    return own(x)
 
 
 def _averaging_norm(pool: nn.Module, x: Tensor) -> float:

@@ -8,9 +8,11 @@ import math
 import torch
 from torch import Tensor, nn
 
+from opteq.errors import ShapeError
+from opteq.gradients.implicit import Implicit
 from opteq.layer import EquilibriumLayer
 from opteq.solvers.anderson import Anderson
-from opteq.theory.lipschitz import lipschitz_bound, stages_of
+from opteq.theory.lipschitz import check_stages, expect_module, lipschitz_bound, stages_of
 
 
 @torch.no_grad()
@@ -33,9 +35,12 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
     Raises:
         ConfigError: if a part has no known Lipschitz constant; the message names it.
         ConvergenceError: if an equilibrium is not found to that precision.
+        NonFiniteError: for weights that are NaN or infinite.
+        ShapeError: if the classifier does not give logits.
     """
-    x = x.double()
-    *stages, last = stages_of(_precise(classifier))
+    expect_module(classifier)
+    x, classifier = x.double(), _precise(classifier)
+    *stages, last = stages_of(classifier)
     features = nn.Sequential(*stages)
     if isinstance(last, nn.Linear):
         logits = last(features(x))
@@ -45,8 +50,15 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
         features = nn.Sequential(*stages, last)
         logits = features(x)
         gauge = torch.full_like(logits, math.sqrt(2))
+    if logits.dim() != 2:
+        raise ShapeError(
+            f"Expected a classifier with logits of shape (batch, classes), got {tuple(logits.shape)}; put a"
+            " head behind the features."
+        )
     top, predicted = logits.max(1, keepdim=True)
-    radii = (top - logits) / (gauge * lipschitz_bound(features, x).value)
+    # 0 / 0 where two classes are a tie that no input breaks.
+    radii = ((top - logits) / (gauge * lipschitz_bound(features, x).value)).nan_to_num(0.0, math.inf)
+    check_stages(classifier, x[:1], logits[:1])
     return radii.scatter(1, predicted, math.inf).amin(1)
 
 
@@ -54,5 +66,7 @@ def _precise(classifier: nn.Module) -> nn.Module:
     classifier = copy.deepcopy(classifier).double()
     for layer in classifier.modules():
         if isinstance(layer, EquilibriumLayer):
+            # Also in place of a gradient that comes from a fixed number of steps and replaces the solve.
+            layer.gradient = Implicit()
             layer.solver, layer.on_unconverged = Anderson(tol=1e-10, max_steps=2000), "raise"
     return classifier
