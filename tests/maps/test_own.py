@@ -201,7 +201,8 @@ WRONG = {
         "one sample depends on others",
     ),
     "random": (lambda y, c: (y * torch.randn_like(c)).sum(1), ConfigError, "another value .* is random"),
-    "in place": (lambda y, c: (y.mul_(0.5) * c).sum(1), ConfigError, "another value .* in place"),
+    "in place": (lambda y, c: (y.mul_(0.5) * c).sum(1), ConfigError, "changes its arguments in place"),
+    "in place, once": (lambda y, c: (y.square() * c.abs_()).sum(1), ConfigError, "arguments in place"),
     "complex": (lambda y, c: (y * c).sum(1) + 0j, ShapeError, "one real number .* of torch.complex64"),
     "nan": (lambda y, c: math.nan * (y * c).sum(1), ConfigError, "not finite at y = 0.* for 3 of 3 inputs"),
     "unbounded": (lambda y, c: (y * c).sum(1) / 0, ConfigError, "not finite at y = 0"),
@@ -236,6 +237,8 @@ def test_inference_mode_and_an_empty_batch():
 def test_wrong_arguments_are_refused():
     with pytest.raises(ConfigError, match="`similarity` to be a function"):
         SimilarityMap(3, Dense(3, 4), 4)
+    with pytest.raises(ConfigError, match=r"function \(y, c\) or a module, got <class"):
+        SimilarityMap(Student, Dense(3, 4), 4)
     with pytest.raises(ConfigError, match="`U` to be an opteq operator or a torch module"):
         SimilarityMap(Student(), torch.ones(3), 4)
     for channels in (0, 2.5, "4"):

@@ -110,6 +110,10 @@ def test_the_generalization_bound_refuses_what_the_proposition_does_not_admit(na
         optequnit_generalization_bound(**(EXAMPLE | {name: -1}))
     with pytest.raises(ConfigError, match=r"`norm` to be in \[0, 1\)"):
         optequnit_similarity_bound(torch.ones(1, 2), torch.ones(1, 2), 1.0, 3, 1.0)
+    with pytest.raises(ConfigError, match="`variance` to be at least 0"):
+        optequnit_similarity_bound(torch.ones(1, 2), torch.ones(1, 2), -1.0, 3, 0.5)
+    with pytest.raises(ConfigError, match="`gamma` to be positive"):
+        kernel_weight_bound(torch.ones(1, 2), torch.ones(1, 2), -0.5, 1.0, 0.5, 1.0)
 
 
 @pytest.mark.spec("R6.7")

@@ -107,7 +107,7 @@ def test_what_cannot_be_computed_is_refused():
     v = torch.ones(1, 10)
     with pytest.raises(ConfigError, match="`gamma` to be positive"):
         gaussian_features(v, 0.0, 3)
-    with pytest.raises(ConfigError, match="`levels` to be at least 1"):
+    with pytest.raises(ConfigError, match="`levels` to be a whole number of at least 1"):
         truncation_bound(v, v, 1.0, 0)
     with pytest.raises(ConfigError, match="8 levels of 10 numbers are 11111111 features"):
         gaussian_features(v, 1.0, 8)

@@ -47,7 +47,7 @@ class SimilarityMap(EquilibriumMap):
         activation: str | Activation = "relu",
     ) -> None:
         super().__init__()
-        if not callable(similarity):
+        if not callable(similarity) or isinstance(similarity, type):
             raise ConfigError(
                 f"Expected `similarity` to be a function (y, c) or a module, got {similarity!r}."
             )

@@ -101,7 +101,14 @@ class AutogradSimilarity(Similarity):
             detached = self.with_tensors(tuple(t.detach() for t in self.tensors))
             y = torch.randn(self.initial().shape, generator=torch.Generator().manual_seed(0))
             y = y.to(self.injection)
+            arguments = y, detached.injection
+            versions = [t._version for t in arguments]
             once = detached.value(y)
+            if versions != [t._version for t in arguments]:
+                raise ConfigError(
+                    "The similarity changes its arguments in place; let it compute something new, with relu"
+                    " in place of relu_."
+                )
             if once.requires_grad:
                 raise ConfigError(
                     "The similarity depends on trainable tensors that are not its parameters; make it an"
@@ -110,7 +117,7 @@ class AutogradSimilarity(Similarity):
             if not torch.allclose(once, detached.value(y), equal_nan=True):
                 raise ConfigError(
                     "The similarity gives another value when it is called again; leave out what is random,"
-                    " such as dropout in training mode, and do not change its arguments in place."
+                    " such as dropout in training mode."
                 )
             if not detached.value(y.requires_grad_()).requires_grad:
                 raise ConfigError("Expected a similarity that is differentiable in its first argument.")

@@ -193,8 +193,10 @@ def optequnit_similarity_bound(
         norm: `μ`, below 1.
 
     Raises:
-        ConfigError: if `μ` is not in [0, 1).
+        ConfigError: for numbers out of range.
     """
+    _require(variance >= 0, "variance", "at least 0", variance)
+    _require(width >= 1, "width", "at least 1", width)
     _require(0 <= norm < 1, "norm", "in [0, 1)", norm)
     lengths = torch.linalg.vector_norm(x1.double(), dim=1) * torch.linalg.vector_norm(x2.double(), dim=1)
     return Certificate(
@@ -217,10 +219,17 @@ def kernel_weight_bound(
         x1: `(batch, features)`.
         x2: `(batch, features)`.
         gamma: `γ`, the same for both.
-        smallest: `σ_min(U)`.
+        smallest: `σ_min(U)`, the least `‖U x‖` over unit vectors: 0 if `U` has more columns than rows.
         norm: `‖W‖₂`.
         state_norm: `B ≥ ‖y_1‖, ‖y_2‖`.
+
+    Raises:
+        ConfigError: for numbers out of range.
     """
+    _require(gamma > 0, "gamma", "positive", gamma)
+    _require(smallest >= 0, "smallest", "at least 0", smallest)
+    _require(norm >= 0, "norm", "at least 0", norm)
+    _require(state_norm >= 0, "state_norm", "at least 0", state_norm)
     distance = (x1.double() - x2.double()).square().sum(1)
     exponent = gamma * ((state_norm * norm) ** 2 - smallest**2 * distance / 4)
     return Certificate(

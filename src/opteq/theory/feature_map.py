@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
+from opteq.options import check_count
 from opteq.results import Certificate
 
 _MOST_FEATURES = 2**20
@@ -77,5 +78,4 @@ def truncation_bound(c: Tensor, v: Tensor, gamma: float, levels: int) -> Certifi
 def _check(gamma: float, levels: int) -> None:
     if not gamma > 0:
         raise ConfigError(f"Expected `gamma` to be positive, got {gamma}.")
-    if levels < 1:
-        raise ConfigError(f"Expected `levels` to be at least 1, got {levels}.")
+    check_count("levels", levels)
