@@ -303,7 +303,7 @@ def stages_of(module: nn.Module) -> list[nn.Module]:
 
 
 def check_stages(module: nn.Module, x: State, after: State) -> None:
-    """Raise a `ConfigError` if a module that lists its `stages` gives something else than `after`, as they do."""
+    """Raise a `ConfigError` if a module that lists its `stages` gives something else than these, `after`."""
     if not any(hasattr(part, "stages") for part in module.modules()):
         return
     pairs = zip(tensors_of(module(x)), tensors_of(after), strict=True)
