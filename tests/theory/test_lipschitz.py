@@ -501,13 +501,18 @@ class Headed(nn.Module):
         return self.head(self.stages(x))
 
 
+class Paired(Headed):
+    def forward(self, x):
+        return self.stages(x), x
+
+
 def test_a_forward_of_ones_own_is_not_taken_for_that_of_the_base_class():
     x = torch.zeros(1, 3)
     with pytest.raises(ConfigError, match="No Lipschitz constant is known for Residual"):
         lipschitz_bound(nn.Sequential(Residual(nn.Linear(3, 3)), nn.Linear(3, 2)), x)
     with pytest.raises(ConfigError, match="No Lipschitz constant is known for Tripled"):
         lipschitz_bound(Tripled(3, 3), x)
-    for network in (Headed(), nn.Sequential(Headed(), nn.ReLU())):
+    for network in (Headed(), nn.Sequential(Headed(), nn.ReLU()), Paired()):
         with pytest.raises(ConfigError, match="something else than its `stages` do"):
             lipschitz_bound(network, x)
     with pytest.raises(ConfigError, match="something else than its `stages` do"):

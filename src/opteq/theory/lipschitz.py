@@ -306,12 +306,16 @@ def check_stages(module: nn.Module, x: State, after: State) -> None:
     """Raise a `ConfigError` if a module that lists its `stages` gives something else than these, `after`."""
     if not any(hasattr(part, "stages") for part in module.modules()):
         return
-    pairs = zip(tensors_of(module(x)), tensors_of(after), strict=True)
-    if not all(a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-6) for a, b in pairs):
+    given, listed = tensors_of(module(x)), tensors_of(after)
+    if len(given) != len(listed) or not all(map(_alike, given, listed)):
         raise ConfigError(
             f"{type(module).__name__} gives something else than its `stages` do one after the other; let"
             " `stages` list all that it applies, or give the list another name."
         )
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
 def _example(x: State) -> Any:
