@@ -29,7 +29,7 @@ class Stepper(Protocol):
 
 @runtime_checkable
 class HasRooms(Protocol):
-    """A stepper that keeps `f` and `g` says where to write the next ones, which spares it copies."""
+    """A stepper that keeps `f` and `g`, or what it makes of them there, says where to write the next ones."""
 
     @property
     def rooms(self) -> tuple[Tensor, Tensor]: ...
@@ -123,7 +123,9 @@ def find_fixed_point(
     x = space.flatten(initial)
     check_tolerance(solver.tol, x.dtype)
     advance = solver.start(x)
-    previous, buffer = x, torch.empty_like(x)
+    keeper = advance if isinstance(advance, HasRooms) else None
+    buffer = None if keeper else torch.empty_like(x)
+    previous = x
     # What is decided sample by sample is decided in Python, on one list of numbers per step: the
     # many operations on small tensors that it takes otherwise cost more than the list.
     active, stopped = list(range(len(x))), list[int]()
@@ -133,7 +135,7 @@ def find_fixed_point(
 
     def written(image: State, x: Tensor) -> tuple[Tensor, Tensor]:
         """`f` and `g`."""
-        room, place = advance.rooms if isinstance(advance, HasRooms) else (None, buffer)
+        room, place = keeper.rooms if keeper else (None, buffer)
         f = space.flatten(image, room)
         return f, torch.sub(f, x, out=place)
 
