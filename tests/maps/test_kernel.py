@@ -223,10 +223,13 @@ def test_curvatures_of_higher_polynomials():
     ("build", "message"),
     [
         (lambda: KernelMap(Dense(4, 5), Dense(3, 5)), "produce the 4 channels of the state, .* got 5"),
-        (lambda: KernelMap(Dense(4, 5), Dense(3, 4), "cubic"), "linear, polynomial, sigmoid, .* got 'cubic'"),
+        (
+            lambda: KernelMap(Dense(4, 5), Dense(3, 4), "cubic"),
+            r"one of linear, polynomial, sigmoid, or an object such as PolynomialKernel\(3\), got 'cubic'",
+        ),
         (
             lambda: KernelMap(Dense(4, 5), Dense(3, 4), ["sigmoid"]),
-            r"sigmoid, .* got \['sigmoid'\]",
+            r"polynomial, sigmoid, or an object such as PolynomialKernel\(3\), got \['sigmoid'\]",
         ),
         (lambda: KernelMap(Dense(4, 5), Dense(3, 4), max_norm=0.0), "`max_norm` to be positive or None"),
         (lambda: KernelMap(torch.nn.Linear(4, 5), Dense(3, 4)), "opteq operator .* for `W`"),

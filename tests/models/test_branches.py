@@ -250,7 +250,9 @@ def test_bad_input_is_refused():
         POptEqClassifier(hidden=(), reductions=())
     with pytest.raises(ConfigError, match=r"of which there is one.*add a branch"):
         MOptEqClassifier(hidden=(4,), reductions=(1,))
-    with pytest.raises(ConfigError, match=r"linear, polynomial, sigmoid, or an object.*got 'cubic'"):
+    with pytest.raises(
+        ConfigError, match=r"polynomial, sigmoid, or an object such as PolynomialKernel\(3\), got 'cubic'"
+    ):
         MOptEqClassifier(kernel="cubic")
     with pytest.raises(ConfigError, match="`hidden` to be a list with one number per branch, got 4"):
         POptEqClassifier(hidden=4)

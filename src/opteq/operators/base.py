@@ -235,11 +235,11 @@ def _dense_norm_bound(operator: LinearOperator, weights: Weights, domain: tuple[
     """A bound on `‖W‖₂` from the smaller of `WᵀW` and `WWᵀ`; infinite where both are too large."""
     codomain = operator.codomain(domain)
     sizes = math.prod(domain), math.prod(codomain)
-    weights = tuple(w.double() for w in weights)
     options = {"dtype": torch.float64, "device": _example(weights).device}
     n = min(sizes)
     if n > _LARGEST_DENSE:
         return torch.tensor(math.inf, **options)
+    weights = tuple(w.double() for w in weights)
     first, second, shape = operator.matvec, operator.rmatvec, domain
     if n < sizes[0]:
         first, second, shape = operator.rmatvec, operator.matvec, codomain
