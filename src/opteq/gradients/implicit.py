@@ -13,6 +13,7 @@ from opteq.errors import ConfigError
 from opteq.gradients.base import AdjointMethod, Report
 from opteq.options import require, strict_options
 from opteq.results import SolveInfo, State, map_state, tensors_of
+from opteq.rounding import tolerating
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
 from opteq.solvers.linear import conjugate_gradients, gmres
@@ -48,6 +49,10 @@ class Implicit(AdjointMethod):
         require(self.method in _METHODS, self, "method", f"one of {', '.join(_METHODS)}")
 
     def pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:
+        with tolerating(self.tol):
+            return self._pullback(equation, state, cotangent, report)
+
+    def _pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:
         linearization = equation.linearize(state)
         form = linearization.symmetric
         if self.method == "cg" and form is None:

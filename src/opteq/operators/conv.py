@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from opteq.errors import ConfigError
+from opteq.operators import winograd
 from opteq.operators.base import LinearOperator, Weights
 from opteq.options import check_count
 
@@ -50,13 +51,22 @@ class Conv2d(LinearOperator):
         return (self.weight,)
 
     def matvec(self, weights: Weights, x: Tensor) -> Tensor:
-        return F.conv2d(x, weights[0], padding=self.kernel_size // 2, groups=self.groups)
+        y = winograd.convolve(x, weights[0], self.groups)
+        if y is None:
+            y = F.conv2d(x, weights[0], padding=self.kernel_size // 2, groups=self.groups)
+        return y
 
     def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        return F.conv_transpose2d(y, weights[0], padding=self.kernel_size // 2, groups=self.groups)
+        x = winograd.convolve(y, weights[0], self.groups, adjoint=True)
+        if x is None:
+            x = F.conv_transpose2d(y, weights[0], padding=self.kernel_size // 2, groups=self.groups)
+        return x
 
     def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
-        gradient = conv2d_weight(x, weights[0].shape, y, padding=self.kernel_size // 2, groups=self.groups)
+        (weight,) = weights
+        gradient = winograd.weight_gradient(x, y, weight, self.groups)
+        if gradient is None:
+            gradient = conv2d_weight(x, weight.shape, y, padding=self.kernel_size // 2, groups=self.groups)
         return (gradient,)
 
     def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from opteq.errors import ConfigError
 from opteq.results import SolveInfo, State, tensors_of
+from opteq.rounding import tolerating
 from opteq.solvers.space import Space
 
 
@@ -147,7 +148,9 @@ def find_fixed_point(
     step = 0
     while True:
         step += 1
-        f, g = written(function(space.restore(x)), x)
+        with tolerating(solver.tol):
+            image = function(space.restore(x))
+        f, g = written(image, x)
         changes, sizes = torch.stack((row_norms(g), row_norms(f))).tolist()
         residuals = [residual_scale * c / max(s, tiny) for c, s in zip(changes, sizes, strict=True)]
         history.append(residuals)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from opteq.layouts import has_channels_last
 from opteq.results import State, tensors_of
 
 
@@ -51,7 +52,7 @@ class _Layout:
     def __init__(self, example: Tensor) -> None:
         self.shape = example.shape[1:]
         self.size = self.shape.numel()
-        self.channels_last = example.dim() == 4 and example.is_contiguous(memory_format=torch.channels_last)
+        self.channels_last = has_channels_last(example)
 
     def flatten(self, tensor: Tensor) -> Tensor:
         if self.channels_last:

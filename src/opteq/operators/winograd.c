@@ -1,0 +1,370 @@
+// 3×3 convolutions by Winograd's minimal filtering F(4×4, 3×3), for float32 images with channels last.
+//
+// An output tile Y of 4×4 pixels, from the 6×6 pixels d around it and the kernel g, is
+//
+//     Y = Aᵀ [(G g Gᵀ) ∘ (Bᵀ d B)] A
+//
+// with the matrices of Lavin and Gray 2016, Section 4.3: 36 products in place of 144. Summed over the input
+// channels the elementwise product becomes one matrix product for each of its 36 points. A block of tiles is
+// carried from its pixels to its results before the next one is begun, so that all of it stays in the cache
+// of one core. No pixel depends on which tiles share a block, and so none on batch or threads.
+//
+// The derivative by the kernel has the same parts transposed: for an upstream Y it is Gᵀ [(Bᵀ d B) ∘ (A Y Aᵀ)] G,
+// summed over the tiles.
+//
+// Images are given with channels last, `x` of (batch, height, width, in) and `y` of (batch, height, width, out);
+// only from one image to the next there may be a gap. Sizes are counted in floats.
+
+#include <omp.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define VECTORS 4
+#elif defined(__AVX2__) && defined(__FMA__)
+#define LANES 8
+#define VECTORS 2
+#else
+#error "written for processors with AVX2 or AVX-512"
+#endif
+#define ROWS 6
+#define PANEL (LANES * VECTORS)
+#define POINTS 36
+// Tiles in a block, and tiles times channels: about half a megabyte for the 36 points of both sides.
+#define MOST_TILES 18
+#define MOST_COLUMNS 3100
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+// Bᵀ times six pixels `step` apart.
+INLINE void input_transform(const vec *d, vec *out, int step) {
+    vec even = d[4 * step] - 4 * d[2 * step], odd = d[3 * step] - 4 * d[step];
+    vec far = d[4 * step] - d[2 * step], slope = 2 * (d[3 * step] - d[step]);
+    out[0] = 4 * d[0] - 5 * d[2 * step] + d[4 * step];
+    out[step] = even + odd;
+    out[2 * step] = even - odd;
+    out[3 * step] = far + slope;
+    out[4 * step] = far - slope;
+    out[5 * step] = 4 * d[step] - 5 * d[3 * step] + d[5 * step];
+}
+
+// Aᵀ times six points `step` apart.
+INLINE void output_transform(const vec *m, vec *out, int step) {
+    vec sum = m[step] + m[2 * step], difference = m[step] - m[2 * step];
+    vec far_sum = m[3 * step] + m[4 * step], far_difference = m[3 * step] - m[4 * step];
+    out[0] = m[0] + sum + far_sum;
+    out[step] = difference + 2 * far_difference;
+    out[2 * step] = sum + 4 * far_sum;
+    out[3 * step] = difference + 8 * far_difference + m[5 * step];
+}
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+// A number of channels with those that fill the last vector.
+static size_t filled(size_t channels) { return (channels + LANES - 1) / LANES * LANES; }
+
+INLINE vec load(const float *from, size_t count) {
+    if (count >= LANES) return *(const vec *)from;
+    vec some = {0};
+    for (size_t i = 0; i < count; i++) some[i] = from[i];
+    return some;
+}
+
+INLINE void store(float *to, vec all, size_t count) {
+    if (count >= LANES)
+        *(vec *)to = all;
+    else
+        for (size_t i = 0; i < count; i++) to[i] = all[i];
+}
+
+// G times three numbers `step` apart.
+INLINE void kernel_transform(const vec *g, vec *out, int step, int out_step) {
+    vec ends = g[0] + g[2 * step], far = (g[0] + 4 * g[2 * step]) * (1.f / 24), slope = g[step] * (1.f / 12);
+    out[0] = g[0] * .25f;
+    out[out_step] = (ends + g[step]) * (-1.f / 6);
+    out[2 * out_step] = (ends - g[step]) * (-1.f / 6);
+    out[3 * out_step] = far + slope;
+    out[4 * out_step] = far - slope;
+    out[5 * out_step] = g[2 * step];
+}
+
+// Gᵀ times six points `step` apart.
+INLINE void kernel_adjoint(const vec *u, vec *out, int step, int out_step) {
+    vec sum = u[step] + u[2 * step], far_sum = u[3 * step] + u[4 * step];
+    vec difference = u[2 * step] - u[step], far_difference = u[3 * step] - u[4 * step];
+    out[0] = u[0] * .25f - sum * (1.f / 6) + far_sum * (1.f / 24);
+    out[out_step] = difference * (1.f / 6) + far_difference * (1.f / 12);
+    out[2 * out_step] = (far_sum - sum) * (1.f / 6) + u[5 * step];
+}
+
+// A times four pixels `step` apart.
+INLINE void output_adjoint(const vec *y, vec *out, int step, int out_step) {
+    vec even = y[0] + y[2 * step], odd = y[step] + y[3 * step];
+    vec far_even = y[0] + 4 * y[2 * step], far_odd = 2 * y[step] + 8 * y[3 * step];
+    out[0] = y[0];
+    out[out_step] = even + odd;
+    out[2 * out_step] = even - odd;
+    out[3 * out_step] = far_even + far_odd;
+    out[4 * out_step] = far_even - far_odd;
+    out[5 * out_step] = y[3 * step];
+}
+
+// The kernels of the convolution with `weight`, contiguous `(out, in, 3, 3)`, or, with `adjoint`, of its
+// adjoint, whose input channels are `out`. Layout: for each point, and for each panel of at most PANEL
+// output channels, a matrix (input channels, channels of the panel), with zeros where there are no more.
+void opteq_winograd_kernels(const float *weight, float *kernels, size_t out, size_t in, int adjoint,
+                            int threads) {
+    size_t from = adjoint ? out : in, to = adjoint ? in : out, columns = filled(to);
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (size_t c = 0; c < from; c++)
+        for (size_t o = 0; o < to; o += LANES) {
+            vec g[9], half[18], u[36];
+            for (int k = 0; k < 9; k++)
+                for (size_t lane = 0; lane < LANES; lane++) {
+                    size_t pair = adjoint ? c * in + o + lane : (o + lane) * in + c;
+                    g[k][lane] = o + lane < to ? weight[9 * pair + (adjoint ? 8 - k : k)] : 0;
+                }
+            for (int l = 0; l < 3; l++) kernel_transform(g + l, half + l, 3, 3);
+            for (int k = 0; k < 6; k++) kernel_transform(half + 3 * k, u + 6 * k, 1, 1);
+            size_t start = o - o % PANEL, width = smaller(PANEL, columns - start);
+            for (int p = 0; p < POINTS; p++)
+                *(vec *)(kernels + p * from * columns + start * from + c * width + o - start) = u[p];
+        }
+}
+
+// `rows` × `vectors · LANES` numbers of a matrix product, kept in registers.
+INLINE void product(const float *v, const float *u, float *m, size_t in, size_t out, int rows, int vectors) {
+    size_t apart = filled(in);
+    vec sums[ROWS][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int k = 0; k < vectors; k++) sums[r][k] = (vec){0};
+    for (size_t c = 0; c < in; c++) {
+        const vec *row = (const vec *)(u + c * vectors * LANES);
+        for (int r = 0; r < rows; r++)
+            for (int k = 0; k < vectors; k++) sums[r][k] += v[r * apart + c] * row[k];
+    }
+    for (int r = 0; r < rows; r++)
+        for (int k = 0; k < vectors; k++) *(vec *)(m + r * out + k * LANES) = sums[r][k];
+}
+
+// With literal arguments each call is compiled for its own sizes.
+INLINE void panel(const float *v, const float *u, float *m, size_t in, size_t out, size_t tiles, int vectors) {
+    size_t t = 0;
+    for (; t + 6 <= tiles; t += 6) product(v + t * filled(in), u, m + t * out, in, out, 6, vectors);
+    v += t * filled(in), m += t * out;
+    switch (tiles - t) {
+        case 5: product(v, u, m, in, out, 5, vectors); break;
+        case 4: product(v, u, m, in, out, 4, vectors); break;
+        case 3: product(v, u, m, in, out, 3, vectors); break;
+        case 2: product(v, u, m, in, out, 2, vectors); break;
+        case 1: product(v, u, m, in, out, 1, vectors); break;
+    }
+}
+
+static void panels(const float *v, const float *u, float *m, size_t in, size_t out, size_t tiles) {
+    for (size_t o = 0; o < out; o += PANEL, u += in * PANEL)
+        switch (smaller(PANEL, out - o) / LANES) {
+#if VECTORS == 4
+            case 4: panel(v, u, m + o, in, out, tiles, 4); break;
+            case 3: panel(v, u, m + o, in, out, tiles, 3); break;
+#endif
+            case 2: panel(v, u, m + o, in, out, tiles, 2); break;
+            case 1: panel(v, u, m + o, in, out, tiles, 1); break;
+        }
+}
+
+// How images are cut into tiles, and tiles into blocks for the threads.
+typedef struct {
+    size_t height, width, across, per_image, total, block, blocks;
+} tiling;
+
+static tiling cut(size_t batch, size_t height, size_t width, size_t columns, int threads) {
+    tiling c = {.height = height, .width = width, .across = (width + 3) / 4, .block = MOST_TILES};
+    c.per_image = (height + 3) / 4 * c.across;
+    c.total = batch * c.per_image;
+    size_t share = (c.total + threads - 1) / threads;
+    while (c.block > ROWS && (c.block * columns > MOST_COLUMNS || c.block > share)) c.block -= ROWS;
+    c.blocks = (c.total + c.block - 1) / c.block;
+    return c;
+}
+
+// The pixels `size` × `size` from (top, left) on, `count` channels of them, with zeros outside the image.
+INLINE void gather(const float *image, vec *pixels, int size, ptrdiff_t top, ptrdiff_t left, tiling c,
+                   size_t channels, size_t count) {
+    ptrdiff_t height = c.height, width = c.width;
+    int inside = top >= 0 && left >= 0 && top + size <= height && left + size <= width;
+    for (int k = 0; k < size; k++)
+        for (int l = 0; l < size; l++) {
+            ptrdiff_t y = top + k, x = left + l;
+            int padding = !inside && (y < 0 || y >= height || x < 0 || x >= width);
+            pixels[size * k + l] = padding ? (vec){0} : load(image + (y * width + x) * channels, count);
+        }
+}
+
+// Bᵀ d B of the tiles of one block: for each point a matrix (tiles, channels).
+static void enter(const float *x, float *v, size_t first, size_t tiles, tiling c, size_t channels, size_t apart) {
+    size_t columns = filled(channels);
+    for (size_t t = 0; t < tiles; t++) {
+        size_t n = (first + t) / c.per_image, tile = (first + t) % c.per_image;
+        ptrdiff_t top = (ptrdiff_t)(tile / c.across * 4) - 1, left = (ptrdiff_t)(tile % c.across * 4) - 1;
+        for (size_t o = 0; o < channels; o += LANES) {
+            vec d[36], half[36];
+            gather(x + n * apart + o, d, 6, top, left, c, channels, channels - o);
+            for (int l = 0; l < 6; l++) input_transform(d + l, half + l, 6);
+            for (int k = 0; k < 6; k++) input_transform(half + 6 * k, d + 6 * k, 1);
+            for (int p = 0; p < POINTS; p++) *(vec *)(v + (p * c.block + t) * columns + o) = d[p];
+        }
+    }
+}
+
+// A Y Aᵀ, likewise.
+static void enter_adjoint(const float *y, float *m, size_t first, size_t tiles, tiling c, size_t channels,
+                          size_t apart) {
+    size_t columns = filled(channels);
+    for (size_t t = 0; t < tiles; t++) {
+        size_t n = (first + t) / c.per_image, tile = (first + t) % c.per_image;
+        for (size_t o = 0; o < channels; o += LANES) {
+            vec d[16], half[24], points[36];
+            gather(y + n * apart + o, d, 4, tile / c.across * 4, tile % c.across * 4, c, channels, channels - o);
+            for (int l = 0; l < 4; l++) output_adjoint(d + l, half + l, 4, 4);
+            for (int k = 0; k < 6; k++) output_adjoint(half + 4 * k, points + 6 * k, 1, 1);
+            for (int p = 0; p < POINTS; p++) *(vec *)(m + (p * c.block + t) * columns + o) = points[p];
+        }
+    }
+}
+
+// The pixels Aᵀ m A of the tiles of one block.
+static void leave(const float *m, float *y, size_t first, size_t tiles, tiling c, size_t channels) {
+    size_t columns = filled(channels);
+    for (size_t t = 0; t < tiles; t++) {
+        size_t n = (first + t) / c.per_image, tile = (first + t) % c.per_image;
+        size_t top = tile / c.across * 4, left = tile % c.across * 4;
+        float *image = y + n * c.height * c.width * channels;
+        for (size_t o = 0; o < channels; o += LANES) {
+            vec points[36], half[24], pixels[16];
+            for (int p = 0; p < POINTS; p++) points[p] = *(const vec *)(m + (p * c.block + t) * columns + o);
+            for (int l = 0; l < 6; l++) output_transform(points + l, half + l, 6);
+            for (int k = 0; k < 4; k++) output_transform(half + 6 * k, pixels + 4 * k, 1);
+            for (size_t k = 0; k < smaller(4, c.height - top); k++)
+                for (size_t l = 0; l < smaller(4, c.width - left); l++) {
+                    float *to = image + ((top + k) * c.width + left + l) * channels + o;
+                    store(to, pixels[4 * k + l], channels - o);
+                }
+        }
+    }
+}
+
+static float *room(size_t floats) { return aligned_alloc(64, (sizeof(float) * floats + 63) / 64 * 64); }
+
+// `y = w * x` with one pixel of zeros around, from the kernels of `w`. The images of `x` are `apart`. Returns
+// how many threads had no memory, with which `y` is incomplete.
+int opteq_winograd_convolve(const float *x, const float *kernels, float *y, size_t batch, size_t height,
+                            size_t width, size_t in, size_t out, size_t apart, int threads) {
+    size_t rows = filled(in), columns = filled(out);
+    tiling c = cut(batch, height, width, rows + columns, threads);
+    int failed = 0;
+#pragma omp parallel num_threads(threads) reduction(+ : failed)
+    {
+        float *v = room(POINTS * c.block * rows), *m = room(POINTS * c.block * columns);
+        failed += !v || !m;
+#pragma omp for schedule(static)
+        for (size_t b = 0; b < c.blocks; b++) {
+            if (!v || !m) continue;
+            size_t first = b * c.block, tiles = smaller(c.block, c.total - first);
+            enter(x, v, first, tiles, c, in, apart);
+            for (int p = 0; p < POINTS; p++)
+                panels(v + p * c.block * rows, kernels + p * in * columns, m + p * c.block * columns, in, columns,
+                       tiles);
+            leave(m, y, first, tiles, c, out);
+        }
+        free(v);
+        free(m);
+    }
+    return failed;
+}
+
+// Adds `rows` × `vectors · LANES` numbers of vᵀ m.
+INLINE void outer(const float *v, const float *m, float *u, size_t in, size_t out, size_t tiles, int rows,
+                  int vectors) {
+    vec sums[ROWS][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int k = 0; k < vectors; k++) sums[r][k] = *(vec *)(u + r * out + k * LANES);
+    for (size_t t = 0; t < tiles; t++)
+        for (int r = 0; r < rows; r++)
+            for (int k = 0; k < vectors; k++)
+                sums[r][k] += v[t * in + r] * *(const vec *)(m + t * out + k * LANES);
+    for (int r = 0; r < rows; r++)
+        for (int k = 0; k < vectors; k++) *(vec *)(u + r * out + k * LANES) = sums[r][k];
+}
+
+// Adds vᵀ m; both numbers of channels fill their vectors.
+static void outer_panels(const float *v, const float *m, float *u, size_t in, size_t out, size_t tiles) {
+    for (size_t o = 0; o < out; o += PANEL) {
+        int vectors = smaller(PANEL, out - o) / LANES;
+        for (size_t i = 0; i < in; i += 4) {
+            const float *from = v + i, *with = m + o;
+            float *to = u + i * out + o;
+            switch (vectors) {
+#if VECTORS == 4
+                case 4: outer(from, with, to, in, out, tiles, 4, 4); break;
+                case 3: outer(from, with, to, in, out, tiles, 4, 3); break;
+#endif
+                case 2: outer(from, with, to, in, out, tiles, 4, 2); break;
+                case 1: outer(from, with, to, in, out, tiles, 4, 1); break;
+            }
+        }
+    }
+}
+
+// The gradient of <y, w * x> by `w`, contiguous `(out, in, 3, 3)`. Returns how many threads had no memory, with
+// which it is incomplete.
+int opteq_winograd_gradient(const float *x, const float *y, float *gradient, size_t batch, size_t height,
+                            size_t width, size_t in, size_t out, size_t x_apart, size_t y_apart, int threads) {
+    size_t rows = filled(in), columns = filled(out), size = POINTS * rows * columns;
+    tiling c = cut(batch, height, width, rows + columns, threads);
+    float *sums = room(threads * size);
+    if (!sums) return threads;
+    int failed = 0, team = 1;
+#pragma omp parallel num_threads(threads) reduction(+ : failed)
+    {
+        int me = omp_get_thread_num();
+        float *u = sums + me * size;
+        float *v = room(POINTS * c.block * rows), *m = room(POINTS * c.block * columns);
+        failed += !v || !m;
+        memset(u, 0, sizeof(float) * size);
+#pragma omp single
+        team = omp_get_num_threads();
+#pragma omp for schedule(static)
+        for (size_t b = 0; b < c.blocks; b++) {
+            if (!v || !m) continue;
+            size_t first = b * c.block, tiles = smaller(c.block, c.total - first);
+            enter(x, v, first, tiles, c, in, x_apart);
+            enter_adjoint(y, m, first, tiles, c, out, y_apart);
+            for (int p = 0; p < POINTS; p++)
+                outer_panels(v + p * c.block * rows, m + p * c.block * columns, u + p * rows * columns, rows,
+                             columns, tiles);
+        }
+        free(v);
+        free(m);
+#pragma omp for schedule(static)
+        for (size_t i = 0; i < in; i++)
+            for (size_t o = 0; o < out; o += LANES) {
+                vec points[36], half[18], g[9];
+                for (int p = 0; p < POINTS; p++) {
+                    points[p] = (vec){0};
+                    for (int k = 0; k < team; k++)
+                        points[p] += *(vec *)(sums + k * size + (p * rows + i) * columns + o);
+                }
+                for (int l = 0; l < 6; l++) kernel_adjoint(points + l, half + l, 6, 6);
+                for (int k = 0; k < 3; k++) kernel_adjoint(half + 6 * k, g + 3 * k, 1, 1);
+                for (size_t lane = 0; lane < smaller(LANES, out - o); lane++)
+                    for (int k = 0; k < 9; k++) gradient[9 * ((o + lane) * in + i) + k] = g[k][lane];
+            }
+    }
+    free(sums);
+    return failed;
+}

@@ -1,0 +1,155 @@
+"""3×3 convolutions with a quarter of the multiplications, where a solve tolerates their rounding."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from opteq.layouts import has_channels_last
+from opteq.native import load_native
+from opteq.rounding import tolerated
+
+enabled = True
+"""Whether to use it at all, like `torch.backends.mkldnn.enabled`."""
+
+SMALLEST_TOLERANCE = 2e-5
+"""The tolerance of a solve from which on its rounding does not matter, some five times its largest error."""
+
+_SOURCE = Path(__file__).with_name("winograd.c")
+_POINTS, _SIDE = 36, 4
+_LANES = 16  # channels that are worked on together, at most
+_FEWEST_TILES, _MOST_WASTE = 16, 1.8
+# Every thread sums a gradient of its own, of four times as many numbers as the weight has.
+_LARGEST_GRADIENT = 256 * 256
+
+
+def available() -> bool:
+    """Whether this machine can: it takes a C compiler with OpenMP and an x86 processor with AVX2."""
+    return _library() is not None
+
+
+def convolve(x: Tensor, weight: Tensor, groups: int = 1, adjoint: bool = False) -> Tensor | None:
+    """The "same" convolution of `x` with a 3×3 `weight`, or its adjoint; None where this is not the way.
+
+    Winograd's minimal filtering F(4×4, 3×3) (Lavin and Gray 2016) takes 36 multiplications per tile of 4×4
+    pixels and pair of channels in place of 144. Its rounding errors are some ten times those of the direct
+    convolution, relatively 1e-6 to 4e-6, so it serves only inside `tolerating` of at least
+    `SMALLEST_TOLERANCE`; besides, tensors must be float32, on a CPU, and free of a graph, and in one group.
+
+    Args:
+        x: `(batch, in, H, W)`, for the adjoint `(batch, out, H, W)`.
+        weight: `(out, in, 3, 3)`. What is computed from it alone is kept as long as the tensor is.
+        groups: number of groups of channels.
+        adjoint: whether to apply the adjoint.
+
+    Returns:
+        `(batch, out, H, W)`, for the adjoint `(batch, in, H, W)`, with channels last.
+    """
+    if not _serves(weight, groups, x) or (library := _library()) is None:
+        return None
+    kernels = _kernels(library, weight, adjoint)
+    x = _channels_last(x)
+    batch, channels, height, width = x.shape
+    shape = (batch, weight.shape[1 if adjoint else 0], height, width)
+    y = torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
+    pointers = (x.data_ptr(), kernels.data_ptr(), y.data_ptr())
+    sizes = (batch, height, width, channels, shape[1], x.stride(0))
+    return None if library.opteq_winograd_convolve(*pointers, *sizes, torch.get_num_threads()) else y
+
+
+def weight_gradient(x: Tensor, y: Tensor, weight: Tensor, groups: int = 1) -> Tensor | None:
+    """The gradient of `⟨y, w * x⟩` with respect to the `weight`; None where this is not the way.
+
+    As exact as `convolve` is, and where that is.
+
+    Args:
+        x: `(batch, in, H, W)`.
+        y: `(batch, out, H, W)`.
+        weight: `(out, in, 3, 3)`.
+        groups: number of groups of channels.
+    """
+    out, channels = weight.shape[:2]
+    if out * channels > _LARGEST_GRADIENT or not _serves(weight, groups, x, y):
+        return None
+    if (library := _library()) is None:
+        return None
+    x, y = _channels_last(x), _channels_last(y)
+    gradient = torch.empty(weight.shape, dtype=x.dtype)
+    pointers = (x.data_ptr(), y.data_ptr(), gradient.data_ptr())
+    sizes = (len(x), *x.shape[2:], channels, out, x.stride(0), y.stride(0))
+    return None if library.opteq_winograd_gradient(*pointers, *sizes, torch.get_num_threads()) else gradient
+
+
+def _serves(weight: Tensor, groups: int, *images: Tensor) -> bool:
+    tensors = (weight, *images)
+    return (
+        enabled
+        and tolerated() >= SMALLEST_TOLERANCE
+        and weight.shape[2:] == (3, 3)
+        and groups == 1
+        and _pays(weight, images[0])
+        and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+        and not torch.is_autocast_enabled("cpu")
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
+    )
+
+
+def _pays(weight: Tensor, x: Tensor) -> bool:
+    """Whether there is enough work, by measurements: filled tiles and channels, and kernels used often."""
+    batch, _, height, width = x.shape
+    tiles = -(-height // _SIDE) * -(-width // _SIDE)
+    return (
+        min(weight.shape[:2]) >= _LANES
+        and batch * tiles >= _FEWEST_TILES
+        and tiles * _SIDE**2 <= _MOST_WASTE * height * width
+    )
+
+
+def _channels_last(x: Tensor) -> Tensor:
+    return x if has_channels_last(x) else x.contiguous(memory_format=torch.channels_last)
+
+
+@cache
+def _library() -> ctypes.CDLL | None:
+    library = load_native(_SOURCE)
+    if library is not None:
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        library.opteq_winograd_kernels.argtypes = [pointer] * 2 + [size] * 2 + [number] * 2
+        library.opteq_winograd_kernels.restype = None
+        library.opteq_winograd_convolve.argtypes = [pointer] * 3 + [size] * 6 + [number]
+        library.opteq_winograd_gradient.argtypes = [pointer] * 3 + [size] * 7 + [number]
+    return library
+
+
+@dataclass
+class _Kernels:
+    """The transformed kernels of one weight in one of its states, by whether they are the adjoint's."""
+
+    version: int
+    of: dict[bool, Tensor]
+
+
+_known: Any = WeakTensorKeyDictionary()
+
+
+def _kernels(library: ctypes.CDLL, weight: Tensor, adjoint: bool) -> Tensor:
+    # Tensors of inference mode count no versions.
+    version = 0 if weight.is_inference() else weight._version
+    known = _known.get(weight)
+    if known is None or known.version != version:
+        known = _known[weight] = _Kernels(version, {})
+    if adjoint not in known.of:
+        dense = weight.detach().contiguous()
+        rows, columns = dense.shape[:2] if adjoint else dense.shape[1::-1]
+        kernels = torch.empty(_POINTS * rows * -(-columns // _LANES) * _LANES, dtype=dense.dtype)
+        sizes = (*dense.shape[:2], adjoint, torch.get_num_threads())
+        library.opteq_winograd_kernels(dense.data_ptr(), kernels.data_ptr(), *sizes)
+        known.of[adjoint] = kernels
+    return known.of[adjoint]
