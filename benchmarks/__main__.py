@@ -16,6 +16,7 @@ from benchmarks.measure import Deadline
 from benchmarks.table import measure_cell
 from benchmarks.targets import verdicts
 from opteq.errors import OpteqError
+from opteq.memory import keep_freed_memory
 
 
 def main(arguments: list[str]) -> None:
@@ -26,6 +27,8 @@ def main(arguments: list[str]) -> None:
     options.command = " ".join(["python -m benchmarks", *arguments])
     # TF32 rounds to 11 bits, too coarse for the tolerances that are measured here.
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+    # For all contenders alike: what is measured is no allocator.
+    keep_freed_memory()
     try:
         options.run(options)
     except OpteqError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -12,11 +14,12 @@ from torchdeq import get_deq
 
 from benchmarks.families import Call, Map, Tensors
 from benchmarks.problem import Problem
+from opteq import native
 from opteq.layer import EquilibriumLayer, SolveLog, solve_log
 from opteq.maps.base import EquilibriumMap
 from opteq.results import State, like, map_state, tensors_of
 
-OURS, WATCHED = "opteq", "opteq, norm watched"
+OURS, WATCHED, PYTORCH = "opteq", "opteq, norm watched", "opteq, PyTorch alone"
 IFT, PHANTOM = "torchdeq implicit", "torchdeq phantom"
 UNROLLED, LIMIT = "unrolled", "bare operators"
 
@@ -70,19 +73,33 @@ class Differentiable(Contender, ABC):
 class Ours(Differentiable):
     """`EquilibriumLayer` as it comes, at the cell's tolerance.
 
-    With `watch_norm` the library also estimates the norm of `W` at every step, as it does unless told
-    otherwise; the ceiling is a shade above the cell's norm, so that the function stays the same.
+    With the name `WATCHED` the library also estimates the norm of `W` at every step, as it does unless told
+    otherwise; the ceiling is a shade above the cell's norm, so that the function stays the same. With
+    `PYTORCH` it goes without its compiled code, as where there is no C compiler.
     """
 
-    def __init__(self, problem: Problem, layout: str, watch_norm: bool = False) -> None:
+    def __init__(self, problem: Problem, layout: str, name: str = OURS) -> None:
         super().__init__(problem, layout)
         cell = problem.cell
-        self.name = WATCHED if watch_norm else OURS
-        ceiling = 1.001 * cell.sizes.norm if watch_norm else None
+        self.name = name
+        ceiling = 1.001 * cell.sizes.norm if name == WATCHED else None
         self.layer = equilibrium_layer(cell.family.map(self.leaves, ceiling), cell.tol, MAX_STEPS)
 
     def forward(self) -> State:
-        return self.layer(self.leaves["x"])
+        with self._compiled_code():
+            return self.layer(self.leaves["x"])
+
+    def backward(self, value: State) -> None:
+        with self._compiled_code():
+            super().backward(value)
+
+    @contextmanager
+    def _compiled_code(self) -> Iterator[None]:
+        before, native.enabled = native.enabled, self.name != PYTORCH
+        try:
+            yield
+        finally:
+            native.enabled = before
 
     def evaluations(self) -> tuple[int, int]:
         log = self.log()

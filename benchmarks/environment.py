@@ -8,6 +8,8 @@ from pathlib import Path
 
 import torch
 
+from opteq.operators import winograd
+
 
 def environment(device: torch.device) -> dict[str, str]:
     """Hardware, threads and versions."""
@@ -16,6 +18,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "cores used": str(torch.get_num_threads()),
         "system": f"{platform.system()}-{platform.machine()}",
         "python": platform.python_version(),
+        "compiled code": "yes" if winograd.available() else "no",
     }
     if device.type == "cuda":
         facts["accelerator"] = torch.cuda.get_device_name(device)

@@ -20,8 +20,10 @@ Jacobian in the backward pass. Before them opteq takes T(0), which the bare oper
 evaluates the map once more (phantom: five times) to attach the gradient, which is in its times. The
 residual is the largest of a sample and the gradient error the largest of a leaf, both relative and
 against float64. Peak memory is what PyTorch's allocator held at most during a step beyond inputs and
-parameters. The norm of `W` is that of the operator with its padding, found by a Lanczos iteration in
-float64. "Norm watched" adds the library's own estimate of that norm to every step. TF32 is off.
+parameters; the compiled code has up to a megabyte besides for each thread. The norm of `W` is that of
+the operator with its padding, found by a Lanczos iteration in float64. "Norm watched" adds the library's
+own estimate of that norm to every step, "PyTorch alone" leaves out its compiled code. The process keeps
+the memory that it frees (`opteq.keep_freed_memory`), for all contenders alike. TF32 is off.
 """
 
 CURVE_NOTES = """\

@@ -12,6 +12,8 @@ from benchmarks.cells import Cell
 from benchmarks.contenders import (
     IFT,
     PHANTOM,
+    PYTORCH,
+    WATCHED,
     Contender,
     Differentiable,
     Limit,
@@ -104,7 +106,7 @@ def all_contenders(problem: Problem) -> list[Contender]:
     contenders: list[Contender] = []
     for layout in problem.cell.family.operator.layouts:
         contenders += ours_and_limit(problem, layout)
-        contenders.append(Ours(problem, layout, watch_norm=True))
+        contenders += [Ours(problem, layout, name) for name in (WATCHED, PYTORCH)]
         contenders.append(TorchDEQ(problem, layout, IFT, attached=1, ift=True))
         contenders.append(TorchDEQ(problem, layout, PHANTOM, attached=5, grad=5, tau=0.8))
     ours = contenders[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from opteq.native import load_native
+from opteq import native
 
 SOURCE = "int answer(void) { return 42; }\n"
 
@@ -27,45 +27,68 @@ def source(tmp_path, monkeypatch):
     return path
 
 
+def load(path):
+    return native.load_native(path, declare)
+
+
+def declare(library):
+    library.answer.argtypes = []
+
+
 def kept(tmp_path):
     return sorted((tmp_path / "cache" / "opteq").iterdir())
 
 
 def test_a_source_is_compiled_once(source, tmp_path, monkeypatch):
-    library = load_native(source)
+    library = load(source)
     assert library is not None
     assert library.answer() == 42
     (made,) = kept(tmp_path)
-    load_native.cache_clear()
+    native._loaded.cache_clear()
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
-    again = load_native(source)
+    again = load(source)
     assert again is not None
     assert again.answer() == 42
     assert kept(tmp_path) == [made]
 
 
+def test_it_can_be_switched_off(source, monkeypatch):
+    monkeypatch.setattr(native, "enabled", False)
+    assert load(source) is None
+    monkeypatch.setattr(native, "enabled", True)
+    assert load(source).answer() == 42
+
+
 def test_another_source_is_another_library(source, tmp_path):
-    assert load_native(source).answer() == 42
-    load_native.cache_clear()
+    assert load(source).answer() == 42
+    native._loaded.cache_clear()
     source.write_text(SOURCE.replace("42", "43"))
-    assert load_native(source).answer() == 43
+    assert load(source).answer() == 43
     assert len(kept(tmp_path)) == 2
 
 
 def test_the_folder_belongs_to_the_user_alone(source, tmp_path):
-    load_native(source)
+    load(source)
     assert (tmp_path / "cache" / "opteq").stat().st_mode & 0o777 == 0o700
 
 
 def test_without_a_place_to_keep_it_there_is_one_for_the_process(source, tmp_path, monkeypatch):
     (tmp_path / "cache").write_text("a file")
-    assert load_native(source).answer() == 42
+    assert load(source).answer() == 42
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(source, tmp_path):
+    folder = tmp_path / "cache" / "opteq"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert load(source).answer() == 42
+    assert kept(tmp_path) == []
 
 
 def test_a_source_that_does_not_compile_is_done_without(source, caplog, tmp_path):
     source.write_text("int answer(void) { return missing; }\n")
     with caplog.at_level(logging.WARNING):
-        assert load_native(source) is None
+        assert load(source) is None
     assert "answer.c" in caplog.text
     assert "missing" in caplog.text
     assert kept(tmp_path) == []
@@ -74,18 +97,18 @@ def test_a_source_that_does_not_compile_is_done_without(source, caplog, tmp_path
 @pytest.mark.parametrize("compiler", ["/nowhere/cc", "no-such-compiler -m32"])
 def test_without_a_compiler_it_is_done_without(source, monkeypatch, compiler):
     monkeypatch.setenv("CC", compiler)
-    assert load_native(source) is None
+    assert load(source) is None
 
 
 def test_without_the_processor_it_is_done_without(source, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    assert load_native(source) is None
+    assert load(source) is None
 
 
 def test_processes_that_compile_at_once_do_not_disturb_each_other(source, tmp_path):
     script = (
         "import sys; from pathlib import Path; from opteq.native import load_native;"
-        f" sys.exit(load_native(Path({str(source)!r})).answer() - 42)"
+        f" sys.exit(load_native(Path({str(source)!r}), lambda library: None).answer() - 42)"
     )
     with ThreadPoolExecutor(3) as pool:
         codes = list(pool.map(lambda _: subprocess.run([sys.executable, "-c", script]).returncode, range(3)))
@@ -96,11 +119,12 @@ def test_processes_that_compile_at_once_do_not_disturb_each_other(source, tmp_pa
 def test_the_sources_are_part_of_the_package():
     import opteq
 
-    assert (Path(opteq.__file__).parent / "operators" / "winograd.c").exists()
+    folder = Path(opteq.__file__).parent
+    assert {path.name for path in folder.rglob("*.c")} == {"winograd.c", "rows.c"}
 
 
 @pytest.fixture(autouse=True)
 def _forget():
-    load_native.cache_clear()
+    native._loaded.cache_clear()
     yield
-    load_native.cache_clear()
+    native._loaded.cache_clear()

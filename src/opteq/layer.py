@@ -18,7 +18,8 @@ from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
 from opteq.results import Solution, SolveInfo, State, Trace, map_state
 from opteq.solvers.anderson import Anderson
-from opteq.solvers.base import Solver, find_fixed_point, row_norms
+from opteq.solvers.base import Solver, find_fixed_point
+from opteq.solvers.rows import row_norms
 from opteq.solvers.space import Space
 
 _CURES = {

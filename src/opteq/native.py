@@ -1,4 +1,7 @@
-"""C sources of the package, compiled at their first use."""
+"""C sources of the package, compiled at their first use.
+
+Everything that they do is done with PyTorch as well, wherever they cannot be had.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,18 @@ import logging
 import os
 import shlex
 import shutil
+import stat
 import subprocess
+import sys
 import tempfile
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
 import torch
+
+enabled = True
+"""Whether compiled code is used at all, like `torch.backends.mkldnn.enabled`."""
 
 # By what PyTorch says of the processor: a name, not "native", so that machines that share a folder agree.
 _TARGETS = {"AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}
@@ -23,45 +32,62 @@ _PATIENCE = 60
 _log = logging.getLogger(__name__)
 
 
-@cache
-def load_native(source: Path) -> ctypes.CDLL | None:
-    """The library made from a C source, or None where that cannot be had.
+def load_native(source: Path, declare: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL | None:
+    """The library made from a C source, or None where that cannot be had or is not `enabled`.
 
     It takes a C compiler with OpenMP (`$CC`, else `cc`) and an x86 processor with AVX2. The library is kept
-    in `$XDG_CACHE_HOME/opteq`, by default `~/.cache/opteq`; another source or processor makes another one. It
-    shares the threads of PyTorch wherever both use the same OpenMP library, as the wheels do with GCC.
+    in `$XDG_CACHE_HOME/opteq`, by default `~/.cache/opteq`; another source or processor makes another one.
+    Where that is no place of the user's own, every process compiles for itself. It shares the threads of
+    PyTorch wherever both use the same OpenMP library, as the wheels do with GCC.
+
+    Args:
+        source: the file.
+        declare: says what the functions of a new library take.
     """
+    return _loaded(source, declare) if enabled else None
+
+
+@cache
+def _loaded(source: Path, declare: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL | None:
+    library = _compiled(source)
+    if library is not None:
+        declare(library)
+    return library
+
+
+def _compiled(source: Path) -> ctypes.CDLL | None:
     target = _TARGETS.get(torch.backends.cpu.get_cpu_capability())
-    compiler = shlex.split(os.environ.get("CC", "cc"))
-    if target is None or shutil.which(compiler[0]) is None:
+    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    if sys.platform == "win32" or target is None or shutil.which(compiler[0]) is None:
         _log.info("Going without %s: no C compiler, or no processor that it is written for.", source.name)
         return None
     flags = ["-O3", f"-march={target}", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC"]
     key = hashlib.sha256("\0".join((*compiler, *flags)).encode() + source.read_bytes()).hexdigest()
+    folder, name = _folder(), f"{source.stem}-{key[:16]}.so"
     try:
-        library = _folder() / f"{source.stem}-{key[:16]}.so"
-        if not library.exists():
-            # Beside its place, which it takes when it is complete: other processes may be at it too.
-            with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-                made = Path(folder) / library.name
+        if folder is None or not (folder / name).exists():
+            with tempfile.TemporaryDirectory(dir=folder) as scratch:
+                made = Path(scratch) / name
                 command = [*compiler, *flags, str(source), "-o", str(made)]
                 subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
-                made.replace(library)
-        return ctypes.CDLL(str(library))
+                if folder is None:
+                    return ctypes.CDLL(str(made))
+                # It takes its place when it is complete: other processes may be at it too.
+                made.replace(folder / name)
+        return ctypes.CDLL(str(folder / name))
     except (OSError, subprocess.SubprocessError) as error:
         reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
         _log.warning("Going without %s, which is slower: %s", source.name, reason)
         return None
 
 
-def _folder() -> Path:
-    """A folder that only this user can write to: what lies there is executed."""
-    cache_home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(cache_home) / "opteq"
+def _folder() -> Path | None:
+    """A folder that this user alone can write to, for what lies there is executed; None without one."""
     try:
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opteq"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if os.access(folder, os.W_OK):
-            return folder
-    except OSError:
-        pass
-    return Path(tempfile.mkdtemp(prefix="opteq-"))
+        info = folder.stat()
+    except (OSError, RuntimeError):  # without a home there is a RuntimeError
+        return None
+    own = info.st_uid == os.getuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return folder if own and os.access(folder, os.W_OK) else None

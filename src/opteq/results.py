@@ -127,7 +127,12 @@ def map_state(function: Callable[..., Tensor], state: State, *others: State) -> 
     return like(state, tuple(function(*row) for row in zip(*columns, strict=True)))
 
 
+def sample_sums(x: Tensor) -> Tensor:
+    """`(batch,)` sum over each sample, in whatever memory layout it has."""
+    return x.sum(tuple(range(1, x.dim())))
+
+
 def distance(left: State, right: State) -> Tensor:
     """`(batch,)` Euclidean distance of two states, over all branches."""
-    parts = tensors_of(map_state(lambda a, b: (a - b).square().flatten(1).sum(1), left, right))
+    parts = tensors_of(map_state(lambda a, b: sample_sums((a - b).square()), left, right))
     return torch.stack(parts).sum(0).sqrt()

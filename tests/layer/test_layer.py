@@ -223,3 +223,20 @@ def test_an_empty_batch_gives_an_empty_equilibrium_at_one_evaluation(gradient):
     solution = layer.solve(torch.zeros(0, 2))
     assert solution.value.shape == (0, 3)
     assert solution.info.evaluations == (3 if solver is None else 1)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning", "ignore:Dynamo detected:UserWarning")
+def test_a_compiled_network_computes_the_same():
+    # Wide enough for the compiled code of the package, whose calls a tracing compiler must not follow.
+    torch.manual_seed(0)
+    unit = OptEqUnit(Conv2d(16, 32), Conv2d(3, 32))
+    network = torch.nn.Sequential(EquilibriumLayer(unit), torch.nn.Flatten(), torch.nn.Linear(16 * 64, 2))
+    x = torch.randn(8, 3, 8, 8)
+    results = []
+    for module in (network, torch.compile(network, backend="aot_eager")):
+        given = x.clone().requires_grad_()
+        value = module(given)
+        value.sum().backward()
+        results.append((value.detach(), given.grad))
+    for plain, compiled in zip(*results, strict=True):
+        torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)

@@ -74,8 +74,11 @@ class _Equilibrium(torch.autograd.Function):
         report: Report,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        # Copies: the values are views into the solver's memory, which autograd would let no one change.
-        outputs = tuple(t.clone() for t in tensors_of(found.value))
+        # Tensors of their own on the same memory: of views autograd would let no one change the values.
+        outputs = tuple(
+            t.new_empty(0).set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())
+            for t in tensors_of(found.value)
+        )
         ctx.method, ctx.equation, ctx.state, ctx.report = method, equation, found.image, report
         # Saved only for autograd's check that no one has changed them before the backward pass.
         ctx.save_for_backward(*tensors)

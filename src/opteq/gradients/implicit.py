@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
@@ -73,17 +71,17 @@ class Implicit(AdjointMethod):
         # The state's layout, whichever layout the cotangent arrives in, is the one the map is fast in.
         space = Space(state)
 
-        def flat(product: Callable[[State], State]) -> Callable[[Tensor], Tensor]:
-            return lambda v: space.flatten(product(space.restore(v)))
-
-        product = flat(form.matvec)
-        metric = None if form.metric is None else flat(form.metric)
+        def measure(v: Tensor) -> Tensor:
+            assert form.metric is not None
+            return space.flatten(form.metric(space.restore(v)))
 
         def residual_operator(v: Tensor, measured: Tensor | None = None) -> Tensor:
-            image = product(v if measured is None else measured)
-            return v - image if image is v else torch.sub(v, image, out=image)
+            given = space.restore(v if measured is None else measured)
+            image = form.matvec(given)
+            return space.subtract(v, image, overwrite=image is not given)
 
         b = space.flatten(form.enter(g))
+        metric = None if form.metric is None else measure
         v, residual, info = conjugate_gradients(residual_operator, b, self.tol, self.max_steps, metric)
         # `b + S v`, a plain iteration more, is nearer to the solution than `v`, and here costs no product.
         return space.restore(v.add_(residual)), info

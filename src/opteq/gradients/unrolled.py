@@ -12,7 +12,7 @@ from opteq.equation import Equation
 from opteq.gradients.base import DirectMethod
 from opteq.options import require, strict_options
 from opteq.results import SolveInfo, State, like, map_state, tensors_of
-from opteq.solvers.base import row_norms
+from opteq.solvers.rows import row_norms
 from opteq.solvers.sam import SAM
 from opteq.solvers.space import Space
 

@@ -153,7 +153,10 @@ def state_shape(operator: LinearOperator, injection: Tensor) -> tuple[int, ...]:
 
 def zero_state(injection: Tensor, shape: tuple[int, ...]) -> Tensor:
     """`(batch, *shape)` zeros in the dtype and layout of `injection`."""
-    z = injection.new_zeros(len(injection), *shape)
-    if z.dim() == 4 and injection.is_contiguous(memory_format=torch.channels_last):
-        z = z.contiguous(memory_format=torch.channels_last)
-    return z
+    images = len(shape) == 3 and injection.is_contiguous(memory_format=torch.channels_last)
+    return torch.empty(
+        (len(injection), *shape),
+        dtype=injection.dtype,
+        device=injection.device,
+        memory_format=torch.channels_last if images else torch.contiguous_format,
+    ).zero_()

@@ -14,7 +14,7 @@ from opteq.equation import Gradients
 from opteq.errors import ConfigError
 from opteq.objectives.ring import End, Junction, Ring
 from opteq.options import require, strict_options
-from opteq.results import State, tensors_of
+from opteq.results import State, sample_sums, tensors_of
 
 
 @strict_options
@@ -77,7 +77,7 @@ class HeritageDiversity:
         check_channels([branch.shape[1] for branch in z])
         width = None
         if self.diversity and self.weight > 0 and self.tau > 0:
-            squares = torch.stack([branch.square().flatten(1).sum(1) for branch in z])
+            squares = torch.stack([sample_sums(branch.square()) for branch in z])
             width = (self.tau * squares.mean(0)).clamp(min=torch.finfo(squares.dtype).eps)
         channels = z[0].shape[1]
         return Coupling(self, channels, Ring.of([tuple(b.shape[2:]) for b in z], channels), width)
@@ -167,8 +167,9 @@ class Coupling:
         """`K = -½ ∂(λD_τ - H)/∂N`."""
         k = torch.zeros_like(n)
         if self.options.diversity:
-            clipped = n.sign() if self.width is None else (n / self.width[:, None, None]).clamp(-1, 1)
-            k = -0.5 * self.options.weight * clipped
+            # In place: a fresh tensor costs as much as the arithmetic.
+            clipped = n.sign() if self.width is None else (n / self.width[:, None, None]).clamp_(-1, 1)
+            k = clipped.mul_(-0.5 * self.options.weight)
         k.diagonal(dim1=1, dim2=2).fill_(0.5 * self.options.heritage)
         return k
 

@@ -15,7 +15,7 @@ from opteq.errors import ConfigError
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.base import LinearOperator, Weights
 from opteq.options import require, strict_options
-from opteq.results import Certificate
+from opteq.results import Certificate, sample_sums
 
 
 class InnerProductKernel(ABC):
@@ -217,7 +217,7 @@ class InnerProductSimilarity(Similarity):
         return self.kernel.slope(self.injection.new_zeros(())) * self.injection
 
     def value(self, y: Tensor) -> Tensor:
-        return self.kernel_value(y) + 0.5 * self.lift(y).square().flatten(1).sum(1)
+        return self.kernel_value(y) + 0.5 * sample_sums(self.lift(y).square())
 
     def kernel_value(self, y: Tensor) -> Tensor:
         """`n k(⟨c, y⟩/n)`, `(batch,)`."""
@@ -313,7 +313,7 @@ class InnerProductLinearization(SimilarityLinearization):
 
 def inner_product(a: Tensor, b: Tensor) -> Tensor:
     """`⟨a, b⟩` of every sample, `(batch,)`."""
-    return (a * b).flatten(1).sum(1)
+    return sample_sums(a * b)
 
 
 def per_sample(factor: Tensor, like: Tensor) -> Tensor:

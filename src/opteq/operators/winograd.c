@@ -320,14 +320,13 @@ static void outer_panels(const float *v, const float *m, float *u, size_t in, si
     }
 }
 
-// The gradient of <y, w * x> by `w`, contiguous `(out, in, 3, 3)`. Returns how many threads had no memory, with
-// which it is incomplete.
-int opteq_winograd_gradient(const float *x, const float *y, float *gradient, size_t batch, size_t height,
-                            size_t width, size_t in, size_t out, size_t x_apart, size_t y_apart, int threads) {
+// The gradient of <y, w * x> by `w`, contiguous `(out, in, 3, 3)`. `sums` has room for 36 matrices of the filled
+// numbers of channels for each thread. Returns how many threads had no memory, with which it is incomplete.
+int opteq_winograd_gradient(const float *x, const float *y, float *gradient, float *sums, size_t batch,
+                            size_t height, size_t width, size_t in, size_t out, size_t x_apart, size_t y_apart,
+                            int threads) {
     size_t rows = filled(in), columns = filled(out), size = POINTS * rows * columns;
     tiling c = cut(batch, height, width, rows + columns, threads);
-    float *sums = room(threads * size);
-    if (!sums) return threads;
     int failed = 0, team = 1;
 #pragma omp parallel num_threads(threads) reduction(+ : failed)
     {
@@ -365,6 +364,5 @@ int opteq_winograd_gradient(const float *x, const float *y, float *gradient, siz
                     for (int k = 0; k < 9; k++) gradient[9 * ((o + lane) * in + i) + k] = g[k][lane];
             }
     }
-    free(sums);
     return failed;
 }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +14,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from opteq.layouts import has_channels_last
 from opteq.native import load_native
 from opteq.rounding import tolerated
-
-enabled = True
-"""Whether to use it at all, like `torch.backends.mkldnn.enabled`."""
 
 SMALLEST_TOLERANCE = 2e-5
 """The tolerance of a solve from which on its rounding does not matter, some five times its largest error."""
@@ -31,7 +27,7 @@ _LARGEST_GRADIENT = 256 * 256
 
 
 def available() -> bool:
-    """Whether this machine can: it takes a C compiler with OpenMP and an x86 processor with AVX2."""
+    """Whether this machine can, and `opteq.native` is enabled: see `opteq.native.load_native`."""
     return _library() is not None
 
 
@@ -81,17 +77,18 @@ def weight_gradient(x: Tensor, y: Tensor, weight: Tensor, groups: int = 1) -> Te
     if (library := _library()) is None:
         return None
     x, y = _channels_last(x), _channels_last(y)
+    threads = torch.get_num_threads()
     gradient = torch.empty(weight.shape, dtype=x.dtype)
-    pointers = (x.data_ptr(), y.data_ptr(), gradient.data_ptr())
+    sums = torch.empty(threads * _POINTS * _filled(channels) * _filled(out), dtype=x.dtype)
+    pointers = [t.data_ptr() for t in (x, y, gradient, sums)]
     sizes = (len(x), *x.shape[2:], channels, out, x.stride(0), y.stride(0))
-    return None if library.opteq_winograd_gradient(*pointers, *sizes, torch.get_num_threads()) else gradient
+    return None if library.opteq_winograd_gradient(*pointers, *sizes, threads) else gradient
 
 
 def _serves(weight: Tensor, groups: int, *images: Tensor) -> bool:
     tensors = (weight, *images)
     return (
-        enabled
-        and tolerated() >= SMALLEST_TOLERANCE
+        tolerated() >= SMALLEST_TOLERANCE
         and weight.shape[2:] == (3, 3)
         and groups == 1
         and _pays(weight, images[0])
@@ -112,20 +109,25 @@ def _pays(weight: Tensor, x: Tensor) -> bool:
     )
 
 
+def _filled(channels: int) -> int:
+    """A number of channels with those that fill the last vector."""
+    return -(-channels // _LANES) * _LANES
+
+
 def _channels_last(x: Tensor) -> Tensor:
     return x if has_channels_last(x) else x.contiguous(memory_format=torch.channels_last)
 
 
-@cache
 def _library() -> ctypes.CDLL | None:
-    library = load_native(_SOURCE)
-    if library is not None:
-        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-        library.opteq_winograd_kernels.argtypes = [pointer] * 2 + [size] * 2 + [number] * 2
-        library.opteq_winograd_kernels.restype = None
-        library.opteq_winograd_convolve.argtypes = [pointer] * 3 + [size] * 6 + [number]
-        library.opteq_winograd_gradient.argtypes = [pointer] * 3 + [size] * 7 + [number]
-    return library
+    return load_native(_SOURCE, _declare)
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+    library.opteq_winograd_kernels.argtypes = [pointer] * 2 + [size] * 2 + [number] * 2
+    library.opteq_winograd_kernels.restype = None
+    library.opteq_winograd_convolve.argtypes = [pointer] * 3 + [size] * 6 + [number]
+    library.opteq_winograd_gradient.argtypes = [pointer] * 4 + [size] * 7 + [number]
 
 
 @dataclass
@@ -148,7 +150,7 @@ def _kernels(library: ctypes.CDLL, weight: Tensor, adjoint: bool) -> Tensor:
     if adjoint not in known.of:
         dense = weight.detach().contiguous()
         rows, columns = dense.shape[:2] if adjoint else dense.shape[1::-1]
-        kernels = torch.empty(_POINTS * rows * -(-columns // _LANES) * _LANES, dtype=dense.dtype)
+        kernels = torch.empty(_POINTS * rows * _filled(columns), dtype=dense.dtype)
         sizes = (*dense.shape[:2], adjoint, torch.get_num_threads())
         library.opteq_winograd_kernels(dense.data_ptr(), kernels.data_ptr(), *sizes)
         known.of[adjoint] = kernels

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opteq.options import require, strict_options
 from opteq.solvers.base import Solver, Stepper
+from opteq.solvers.rows import solve_small
 
 # A residual this many times the best one seen sends a sample back to the best iterate.
 _GROWTH = 3.0
@@ -117,11 +118,10 @@ class _AndersonStepper:
             both = usable[:, :, None] & usable[:, None, :]
             gram = torch.where(both, gram, torch.eye(used, dtype=gram.dtype, device=gram.device))
             ones = usable.to(gram.dtype)
-        solution, singular = torch.linalg.solve_ex(gram, ones)
+        solution, singular = solve_small(gram, ones)
         weights = solution / solution.sum(1, keepdim=True)
         if bool(singular.any()):
             # Where the history has an exact dependence, a Picard step needs none of it.
             newest = torch.arange(used, device=gram.device) == slot
-            weights = torch.where(singular[:, None] > 0, newest.to(weights.dtype), weights)
-        # The small solver hands out columns, for which the mixing product would take a slow path.
-        return weights.to(self.candidates.dtype).contiguous()
+            weights = torch.where(singular[:, None], newest.to(weights.dtype), weights)
+        return weights.to(self.candidates.dtype)

@@ -14,6 +14,7 @@ from torch import Tensor
 from opteq.errors import ConfigError
 from opteq.results import SolveInfo, State, tensors_of
 from opteq.rounding import tolerating
+from opteq.solvers.rows import observe, row_norms
 from opteq.solvers.space import Space
 
 
@@ -70,12 +71,6 @@ def check_tolerance(tol: float, dtype: torch.dtype) -> None:
         )
 
 
-def row_norms(x: Tensor) -> Tensor:
-    """`(batch,)` Euclidean norms of the rows, in float32 at least."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    return torch.linalg.vector_norm(x, dim=1, dtype=wide)
-
-
 @dataclass(frozen=True, slots=True)
 class FixedPoint:
     """Where an iteration ended.
@@ -92,6 +87,8 @@ class FixedPoint:
     info: SolveInfo
 
 
+# The number of steps depends on the data, and compiled code of our own is called with addresses.
+@torch.compiler.disable
 @torch.no_grad()
 def find_fixed_point(
     function: Callable[[State], State],
@@ -134,24 +131,28 @@ def find_fixed_point(
     history: list[list[float]] = []
     tiny = torch.finfo(torch.promote_types(x.dtype, torch.float32)).tiny
 
-    def written(image: State, x: Tensor) -> tuple[Tensor, Tensor]:
-        """`f` and `g`."""
-        room, place = keeper.rooms if keeper else (None, buffer)
-        f = space.flatten(image, room)
-        return f, torch.sub(f, x, out=place)
+    def observed(image: State, x: Tensor) -> tuple[Tensor, Tensor, list[float], list[float]]:
+        """`f` and `g`, and the norms of the rows of `g` and of `f`."""
+        if keeper:
+            f, g = keeper.rooms
+            changes, sizes = observe(space.parts(image), x, f, g)
+        else:
+            f = space.flatten(image)
+            g = torch.sub(f, x, out=buffer)
+            changes, sizes = torch.stack((row_norms(g), row_norms(f))).tolist()
+        return f, g, changes, sizes
 
     if first is not None:
-        f, g = written(first, x)
+        f, g, changes, _ = observed(first, x)
         with torch.autocast(x.device.type, enabled=False):
-            x = advance(x, f, g, row_norms(g).tolist())
+            x = advance(x, f, g, changes)
 
     step = 0
     while True:
         step += 1
         with tolerating(solver.tol):
             image = function(space.restore(x))
-        f, g = written(image, x)
-        changes, sizes = torch.stack((row_norms(g), row_norms(f))).tolist()
+        f, g, changes, sizes = observed(image, x)
         residuals = [residual_scale * c / max(s, tiny) for c, s in zip(changes, sizes, strict=True)]
         history.append(residuals)
         # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
@@ -172,7 +173,7 @@ def find_fixed_point(
         previous, x = x, _with_rows(following, stopped, x)
 
     if not all(map(math.isfinite, changes)):
-        f = torch.where(torch.isfinite(f).all(1, keepdim=True), f, x)
+        image = space.restore(torch.where(torch.isfinite(f).all(1, keepdim=True), f, x))
     taken = torch.tensor(steps, dtype=torch.long, device=x.device)
     residuals = torch.tensor(history, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device).T
     seen = torch.arange(1, len(history) + 1, device=x.device) <= taken[:, None]
@@ -182,8 +183,8 @@ def find_fixed_point(
     )
     if joint:
         info = info.shared_by(len(tensors_of(initial)[0]))
-    # In memory of its own: a room is part of the stepper's, all of which a view of it would keep.
-    return FixedPoint(space.restore(x), space.restore(f.contiguous()), info)
+    # Not `f`, which is part of the stepper's memory and would keep all of it.
+    return FixedPoint(space.restore(x), image, info)
 
 
 def solve_fixed_point(

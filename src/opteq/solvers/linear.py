@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from opteq.results import SolveInfo
-from opteq.solvers.base import check_tolerance, row_norms
+from opteq.solvers.base import check_tolerance
+from opteq.solvers.rows import descend, row_norms, row_products, turn
 
 Matvec = Callable[[Tensor], Tensor]
 
@@ -48,47 +49,24 @@ def conjugate_gradients(
     measured = r if metric is None else metric(r)
     x, p = torch.zeros_like(r), r.clone()
     mp = p if metric is None else measured
-    rr, goal = _inner(r, measured), tol**2
+    rr, goal = row_products(r, measured).clamp_(min=0), tol**2
     active = ~(rr <= goal)
     steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
-    history = [rr]
+    history = [rr.clone()]
     while len(history) <= max_steps and bool(active.any()):
         ap = matvec(p) if metric is None else matvec(p, mp)
-        curvature = _row_products(mp, ap).to(rr.dtype)
-        # No curvature means that the matrix is not positive definite (or not finite): stop there.
         steps += active
-        sound = active & (curvature > 0)
-        alpha = torch.where(sound, rr / curvature, 0.0).to(b.dtype)[:, None]
-        x.addcmul_(alpha, p)
-        r.addcmul_(alpha, ap, value=-1)
+        taking = active.clone()
+        # No curvature means that the matrix is not positive definite (or not finite): stop there.
+        descend(x, r, p, ap, mp, rr, active)
         measured = r if metric is None else metric(r)
-        new_rr = _inner(r, measured)
-        history.append(torch.where(active, new_rr, torch.nan))
-        active = sound & (new_rr > goal)
-        beta = torch.where(active, new_rr / rr, 0.0).to(b.dtype)[:, None]
-        # In place: fresh tensors cost more than the arithmetic.
-        torch.addcmul(r, beta, p, out=p)
-        mp = p if metric is None else torch.addcmul(measured, beta, mp, out=mp)
-        rr = new_rr
-    residuals = torch.stack(history, dim=1).sqrt()
+        turn(p, mp, r, measured, rr, goal, active)
+        history.append(torch.where(taking, rr, torch.nan))
+    residuals = torch.stack(history, dim=1).sqrt_().to(size.dtype)
     # A right-hand side that is not finite gives a solution that is not.
     for t in (x, r):
         t.mul_(size[:, None].to(b.dtype))
     return x, r, SolveInfo(residuals, steps, rr <= goal, len(history) - 1)
-
-
-def _inner(r: Tensor, measured: Tensor) -> Tensor:
-    """`(batch,)` inner products, not below zero, where rounding might put those in a metric."""
-    if measured is r:
-        return row_norms(r).square()
-    wide = torch.promote_types(r.dtype, torch.float32)
-    return _row_products(r, measured).to(wide).clamp(min=0)
-
-
-def _row_products(p: Tensor, q: Tensor) -> Tensor:
-    """`(batch,)` inner products of the rows, without the `(batch, n)` tensor of `torch.linalg.vecdot`."""
-    # As a row times a matrix of one row, which runs many times faster than times a column.
-    return torch.bmm(p[:, None], q[:, None].mT)[:, 0, 0]
 
 
 @torch.no_grad()

@@ -25,16 +25,25 @@ class Space:
         self._batch = len(tensors_of(example)[0])
         self._layouts = [_Layout(t) for t in tensors_of(example)]
 
-    def flatten(self, state: State, room: Tensor | None = None) -> Tensor:
-        """`(batch, n)` matrix of `state`: written into `room`, or else a view where the layout allows it."""
+    def flatten(self, state: State) -> Tensor:
+        """`(batch, n)` matrix of `state`, a view where the layout allows it."""
+        parts = self.parts(state)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def parts(self, state: State) -> list[Tensor]:
+        """Matrices that make up `flatten(state)` side by side, views where the layout allows it."""
         parts = [layout.flatten(t) for layout, t in zip(self._layouts, tensors_of(state), strict=True)]
-        if room is not None:
-            rows = room.view(self._batch, -1) if self._joint else room
-            for place, part in zip(self._split(rows), parts, strict=True):
-                place.copy_(part)
-            return room
-        rows = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return rows.reshape(1, -1) if self._joint else rows
+        return [torch.cat(parts, dim=1).reshape(1, -1)] if self._joint else parts
+
+    def subtract(self, flat: Tensor, state: State, overwrite: bool) -> Tensor:
+        """`flat - flatten(state)`, in the memory of `state` if that may be overwritten."""
+        parts = self.parts(state)
+        if overwrite and len(parts) == 1:
+            return torch.sub(flat, parts[0], out=parts[0])
+        difference = torch.empty_like(flat)
+        for place, row, part in zip(*map(self._split, (difference, flat)), parts, strict=True):
+            torch.sub(row, part, out=place)
+        return difference
 
     def restore(self, flat: Tensor) -> State:
         """The state of a `(batch, n)` matrix; the inverse of `flatten`."""

@@ -18,7 +18,8 @@ from opteq.maps.similarity import SimilarityEquation
 from opteq.operators.base import sharp_norms
 from opteq.results import Certificate, State, combined, distance, map_state
 from opteq.solvers.anderson import Anderson
-from opteq.solvers.base import row_norms, solve_fixed_point
+from opteq.solvers.base import solve_fixed_point
+from opteq.solvers.rows import row_norms
 from opteq.solvers.space import Space
 from opteq.theory.lipschitz import expect_module
 from opteq.theory.minimisers import largest_curvature

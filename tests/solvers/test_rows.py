@@ -1,0 +1,134 @@
+"""What solvers do with rows, in C and with PyTorch, against float64."""
+
+import pytest
+import torch
+
+from opteq.solvers import rows
+
+
+@pytest.fixture(params=["C", "PyTorch"], autouse=True)
+def way(request, monkeypatch):
+    if request.param == "PyTorch":
+        monkeypatch.setattr(rows, "_library", lambda: None)
+    elif rows._library() is None:
+        pytest.skip("no C compiler, or another processor")
+    return request.param
+
+
+def drawn(*shape, seed=0, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
+
+
+def strided(batch, n):
+    """A matrix whose rows lie apart, like those of one slot of a history."""
+    return torch.full((batch, 3, n), torch.nan)[:, 1]
+
+
+@pytest.mark.parametrize("widths", [(5,), (1,), (2048,), (2049, 3, 4100), (3000, 1)])
+@pytest.mark.parametrize("batch", [0, 1, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_image_is_observed(widths, batch, dtype):
+    n = sum(widths)
+    parts = [drawn(batch, w, seed=i, dtype=dtype) for i, w in enumerate(widths)]
+    x = drawn(batch, n, seed=9, dtype=dtype)
+    f, g = strided(batch, n).to(dtype), strided(batch, n).to(dtype)
+    changes, sizes = rows.observe(parts, x, f, g)
+    image = torch.cat(parts, 1)
+    assert torch.equal(f, image)
+    assert torch.equal(g, image - x)
+    for found, exact in ((changes, g.double().norm(dim=1)), (sizes, f.double().norm(dim=1))):
+        torch.testing.assert_close(torch.tensor(found, dtype=torch.float64), exact, rtol=1e-6, atol=0)
+
+
+def test_parts_and_rooms_may_lie_apart():
+    wide = drawn(4, 50)
+    parts, x = [wide[:, 3:20], wide[:, 20:41]], drawn(4, 60, seed=1)[:, :38]
+    f, g = strided(4, 38), strided(4, 38)
+    rows.observe(parts, x, f, g)
+    assert torch.equal(f, wide[:, 3:41])
+    assert torch.equal(g, wide[:, 3:41] - x)
+
+
+def test_what_is_not_finite_stays_in_its_row():
+    image, x = drawn(4, 3000), drawn(4, 3000, seed=1)
+    image[1, 7], image[2, 2999] = torch.nan, torch.inf
+    f, g = torch.empty(4, 3000), torch.empty(4, 3000)
+    changes, sizes = rows.observe([image], x, f, g)
+    assert [str(c) for c in changes[1:3]] == ["nan", "inf"]
+    assert [str(s) for s in sizes[1:3]] == ["nan", "inf"]
+    assert all(0 < number < 100 for number in (changes[0], changes[3], sizes[0], sizes[3]))
+
+
+def test_columns_are_no_rows():
+    # A matrix whose rows are not contiguous, which C does not read.
+    image = drawn(30, 6).T
+    f, g = torch.empty(6, 30), torch.empty(6, 30)
+    rows.observe([image], torch.zeros(6, 30), f, g)
+    assert torch.equal(f, image)
+
+
+@pytest.mark.parametrize("m", [1, 2, 3, 5])
+def test_small_systems_are_solved(m):
+    matrix, b = drawn(50, m, m, dtype=torch.float64), drawn(50, m, seed=1, dtype=torch.float64)
+    if m > 1:
+        matrix[:10, 0, 0] = 0  # to be solved only with another pivot
+    kept = matrix.clone(), b.clone()
+    solution, singular = rows.solve_small(matrix, b)
+    assert not singular.any()
+    torch.testing.assert_close((matrix @ solution[..., None])[..., 0], b, rtol=1e-8, atol=1e-8)
+    assert torch.equal(matrix, kept[0])
+    assert torch.equal(b, kept[1])
+
+
+def test_what_falls_over_many_decades_is_solved():
+    # The Gram matrix of residuals that fall by a factor of a thousand at each step.
+    residuals = drawn(20, 4, 30, dtype=torch.float64) * torch.tensor([1, 1e-3, 1e-6, 1e-9])[:, None]
+    gram = residuals @ residuals.mT
+    solution, singular = rows.solve_small(gram, torch.ones(20, 4, dtype=torch.float64))
+    assert not singular.any()
+    torch.testing.assert_close(gram @ solution[..., None], torch.ones(20, 4, 1, dtype=torch.float64))
+
+
+def test_singular_systems_are_named():
+    matrix = torch.eye(3, dtype=torch.float64).repeat(3, 1, 1)
+    matrix[1, 2] = matrix[1, 1]
+    solution, singular = rows.solve_small(matrix, torch.ones(3, 3, dtype=torch.float64))
+    assert singular.tolist() == [False, True, False]
+    assert torch.equal(solution[::2], torch.ones(2, 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("n", [1, 40, 5000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("metric", [False, True])
+def test_a_step_of_conjugate_gradients(n, dtype, metric):
+    x, r, p, q, m, mr = (drawn(5, n, seed=i, dtype=dtype) for i in range(6))
+    mp = m if metric else p
+    q[0] = mp[0]  # curvature in the first and the last row, none in the third
+    q[2] = -mp[2]
+    q[4] = mp[4] * 0.5
+    rr = torch.tensor([2.0, 3.0, 4.0, 5.0, 6.0], dtype=torch.float64)
+    active = torch.tensor([True, False, True, False, True])
+    expected = [t.double().clone() for t in (x, r)]
+    for row in (0, 4):
+        alpha = rr[row] / (mp[row].double() @ q[row].double())
+        expected[0][row] += alpha * p[row].double()
+        expected[1][row] -= alpha * q[row].double()
+    rows.descend(x, r, p, q, mp, rr, active)
+    assert active.tolist() == [True, False, False, False, True]
+    for found, exact in zip((x, r), expected, strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
+    mr = r.clone().mul_(2) if metric else r
+    now = (r.double() * mr.double()).sum(1)
+    goal = (now[0] * now[4]).sqrt().item()
+    going = 4 if now[0] < now[4] else 0
+    directions = [t.double().clone() for t in ((p, mp) if metric else (p,))]
+    for direction, residual in zip(directions, (r, mr), strict=False):
+        direction[going] = residual[going].double() + now[going] / rr[going] * direction[going]
+    before = rr.clone()
+    rows.turn(p, mp, r, mr, rr, goal, active)
+    assert active.nonzero().flatten().tolist() == [going]
+    torch.testing.assert_close(rr[[0, 4]], now[[0, 4]], rtol=1e-5, atol=0)
+    assert torch.equal(rr[[1, 2, 3]], before[[1, 2, 3]])
+    torch.testing.assert_close(p[going].double(), directions[0][going], rtol=1e-5, atol=1e-5)
+    if metric:
+        torch.testing.assert_close(mp[going].double(), directions[1][going], rtol=1e-5, atol=1e-5)
