@@ -11,7 +11,7 @@ from tests.conformance.instances import seeded
 from tests.conformance.reference import random
 
 STATE, INPUT = 5, 3
-# Some have a contraction factor of 1 - 1e-4: how soon Anderson is there hangs on rounding, thousands of steps.
+# Some contract by 1e-4 a step: how soon Anderson is there hangs on rounding, by thousands of steps.
 EXACT = Anderson(tol=1e-13, max_steps=20_000)
 
 

@@ -88,7 +88,7 @@ class FixedPoint:
 
 
 # The number of steps depends on the data, and compiled code of our own is called with addresses.
-@torch.compiler.disable
+@torch.compiler.disable()
 @torch.no_grad()
 def find_fixed_point(
     function: Callable[[State], State],
