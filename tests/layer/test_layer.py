@@ -225,7 +225,7 @@ def test_an_empty_batch_gives_an_empty_equilibrium_at_one_evaluation(gradient):
     assert solution.info.evaluations == (3 if solver is None else 1)
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning", "ignore:Dynamo detected:UserWarning")
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
 def test_a_compiled_network_computes_the_same():
     # Wide enough for the compiled code of the package, whose calls a tracing compiler must not follow.
     torch.manual_seed(0)

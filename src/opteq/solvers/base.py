@@ -16,6 +16,7 @@ from opteq.results import SolveInfo, State, tensors_of
 from opteq.rounding import tolerating
 from opteq.solvers.rows import observe, row_norms
 from opteq.solvers.space import Space
+from opteq.untraced import untraced
 
 
 class Stepper(Protocol):
@@ -88,7 +89,7 @@ class FixedPoint:
 
 
 # The number of steps depends on the data, and compiled code of our own is called with addresses.
-@torch.compiler.disable()
+@untraced
 @torch.no_grad()
 def find_fixed_point(
     function: Callable[[State], State],
