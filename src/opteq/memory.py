@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 import sys
 
-# Parameters of glibc's mallopt: give nothing back, take 64 MiB at a time, take blocks of up to 32 MiB (the
-# most it allows) from what it has rather than map each anew, and let all threads share it.
-_TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -2, -3, -8
+# Parameters of glibc's mallopt: give nothing back, take 64 MiB at a time, map no block by itself, which would
+# be anew each time, and let all threads share what there is.
+_TRIM_THRESHOLD, _TOP_PAD, _MMAP_MAX, _ARENA_MAX = -1, -2, -4, -8
 _SETTINGS = (
     (_TRIM_THRESHOLD, 2**31 - 1),
     (_TOP_PAD, 2**26),
-    (_MMAP_THRESHOLD, 2**25),
+    (_MMAP_MAX, 0),
     (_ARENA_MAX, 1),
 )
 

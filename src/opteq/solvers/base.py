@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
-from opteq.results import SolveInfo, State, tensors_of
+from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.rounding import tolerating
 from opteq.solvers.rows import observe, row_norms
 from opteq.solvers.space import Space
@@ -185,6 +185,7 @@ def find_fixed_point(
     if joint:
         info = info.shared_by(len(tensors_of(initial)[0]))
     # Not `f`, which is part of the stepper's memory and would keep all of it.
+    image = map_state(lambda t: t.to(x.dtype), image)
     return FixedPoint(space.restore(x), image, info)
 
 
