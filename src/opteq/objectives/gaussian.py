@@ -160,7 +160,7 @@ class _GaussianLinearization(SimilarityLinearization):
         weights = tuple(map(torch.add, outer, inner))
         if s.gram is None:
             return (-response, gamma, *weights)
-        drift = -at.weight * (lifted - s.gamma[:, None, None] * overlap * at.residual)
+        drift = _times(lifted.addcmul(s.gamma[:, None, None] * overlap, at.residual, value=-1), -at.weight)
         gram = drift.flatten(0, 1).mT @ at.residual.flatten(0, 1)
         return (-response, gamma, gram, *weights)
 
@@ -172,9 +172,12 @@ class _GaussianLinearization(SimilarityLinearization):
         return torch.linalg.vecdot(lifted, self._at.projected)[..., None]
 
     def _response(self, projected: Tensor, overlap: Tensor) -> Tensor:
-        """`-A q`, the change of the forces, for `q` with `G q = projected` and `q_iᵀG r_i = overlap`."""
+        """`-A q`, the change of the forces, for `q` with `G q = projected` and `q_iᵀG r_i = overlap`.
+
+        Overwrites `projected`.
+        """
         shift = -2 * self._similarity.gamma[:, None, None] * overlap
-        return torch.addcmul(shift * self._force, self._at.weight, projected, value=-1)
+        return _times(projected, -self._at.weight).addcmul_(shift, self._force)
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from opteq.native import load_native
 from opteq.rounding import tolerated
 
 SMALLEST_TOLERANCE = 2e-5
-"""The tolerance of a solve from which on its rounding does not matter, some five times its largest error."""
+"""The tolerance of a solve from which on its rounding does not matter, some four times its largest error."""
 
 _SOURCE = Path(__file__).with_name("winograd.c")
 _POINTS, _SIDE = 36, 4
@@ -36,7 +36,7 @@ def convolve(x: Tensor, weight: Tensor, groups: int = 1, adjoint: bool = False) 
 
     Winograd's minimal filtering F(4×4, 3×3) (Lavin and Gray 2016) takes 36 multiplications per tile of 4×4
     pixels and pair of channels in place of 144. Its rounding errors are some ten times those of the direct
-    convolution, relatively 1e-6 to 4e-6, so it serves only inside `tolerating` of at least
+    convolution, relatively 1e-6 to 5e-6, so it serves only inside `tolerating` of at least
     `SMALLEST_TOLERANCE`; besides, tensors must be float32, on a CPU, and free of a graph, and in one group.
 
     Args:
