@@ -35,10 +35,10 @@ _log = logging.getLogger(__name__)
 def load_native(source: Path, declare: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL | None:
     """The library made from a C source, or None where that cannot be had or is not `enabled`.
 
-    It takes a C compiler with OpenMP (`$CC`, else `cc`; GCC from 11 on) and an x86 processor with AVX2. The library is kept
-    in `$XDG_CACHE_HOME/opteq`, by default `~/.cache/opteq`; another source or processor makes another one.
-    Where that is no place of the user's own, every process compiles for itself. It shares the threads of
-    PyTorch wherever both use the same OpenMP library, as the wheels do with GCC.
+    It takes a C compiler with OpenMP (`$CC`, else `cc`; GCC from 11 on) and an x86 processor with AVX2. The
+    library is kept in `$XDG_CACHE_HOME/opteq`, by default `~/.cache/opteq`; another source or processor makes
+    another one. Where that is no place of the user's own, every process compiles for itself. It shares the
+    threads of PyTorch wherever both use the same OpenMP library, as the wheels do with GCC.
 
     Args:
         source: the file.
