@@ -59,7 +59,8 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
     target = _TARGETS.get(torch.backends.cpu.get_cpu_capability())
     compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     if sys.platform == "win32" or target is None or shutil.which(compiler[0]) is None:
-        _log.info("Going without %s: no C compiler, or no processor that it is written for.", source.name)
+        needs = "an x86 processor with AVX2 and a C compiler"
+        _log.info("Going without %s: it takes %s ($CC, else cc; here %r).", source.name, needs, compiler[0])
         return None
     flags = ["-O3", f"-march={target}", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC"]
     key = hashlib.sha256("\0".join((*compiler, *flags)).encode() + source.read_bytes()).hexdigest()
@@ -76,8 +77,8 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
                 made.replace(folder / name)
         return ctypes.CDLL(str(folder / name))
     except (OSError, subprocess.SubprocessError) as error:
-        reason = error.stderr if isinstance(error, subprocess.CalledProcessError) else error
-        _log.warning("Going without %s, which is slower: %s", source.name, reason)
+        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
+        _log.warning("Going without %s, so that solves are slower: %s", source.name, said or error)
         return None
 
 
