@@ -100,6 +100,33 @@ def test_without_a_compiler_it_is_done_without(source, monkeypatch, compiler):
     assert load(source) is None
 
 
+def test_a_compiler_that_is_no_command_is_done_without(source, monkeypatch):
+    monkeypatch.setenv("CC", 'cc "')
+    assert load(source) is None
+
+
+@pytest.mark.parametrize(("end", "answer"), [('exec cc "$@"', 42), ("exit 1", None)])
+def test_a_compiler_may_say_what_is_no_text(source, tmp_path, monkeypatch, end, answer):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\nprintf '\\377' >&2\n{end}\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    library = load(source)
+    assert (library and library.answer()) == answer
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_damaged_library_is_made_again(source, tmp_path, size):
+    # Not opened in this process before: it would be kept under its name.
+    script = f"from pathlib import Path; from opteq import native; native._compiled(Path({str(source)!r}))"
+    subprocess.run([sys.executable, "-c", script], check=True)
+    (made,) = kept(tmp_path)
+    made.write_bytes(made.read_bytes()[:size])
+    library = load(source)
+    assert library is not None
+    assert library.answer() == 42
+
+
 def test_without_the_processor_it_is_done_without(source, monkeypatch):
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
     assert load(source) is None

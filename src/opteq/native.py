@@ -57,7 +57,7 @@ def _loaded(source: Path, declare: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL
 
 def _compiled(source: Path) -> ctypes.CDLL | None:
     target = _TARGETS.get(torch.backends.cpu.get_cpu_capability())
-    compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    compiler = _compiler()
     if sys.platform == "win32" or target is None or shutil.which(compiler[0]) is None:
         needs = "an x86 processor with AVX2 and a C compiler"
         _log.info("Going without %s: it takes %s ($CC, else cc; here %r).", source.name, needs, compiler[0])
@@ -65,20 +65,41 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
     flags = ["-O3", f"-march={target}", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC"]
     key = hashlib.sha256("\0".join((*compiler, *flags)).encode() + source.read_bytes()).hexdigest()
     folder, name = _folder(), f"{source.stem}-{key[:16]}.so"
+    if folder is not None and (kept := _opened(folder / name)) is not None:
+        return kept
     try:
-        if folder is None or not (folder / name).exists():
-            with tempfile.TemporaryDirectory(dir=folder) as scratch:
-                made = Path(scratch) / name
-                command = [*compiler, *flags, str(source), "-o", str(made)]
-                subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
-                if folder is None:
-                    return ctypes.CDLL(str(made))
-                # It takes its place when it is complete: other processes may be at it too.
-                made.replace(folder / name)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            made = Path(scratch) / name
+            command = [*compiler, *flags, str(source), "-o", str(made)]
+            options = {"text": True, "errors": "replace", "timeout": _PATIENCE}
+            subprocess.run(command, check=True, capture_output=True, **options)
+            if folder is None:
+                return ctypes.CDLL(str(made))
+            # It takes its place when it is complete, on the disk too: other processes may be at it, and one
+            # that opens a file that ends too early is killed.
+            with made.open("rb+") as file:
+                os.fsync(file.fileno())
+            made.replace(folder / name)
         return ctypes.CDLL(str(folder / name))
     except (OSError, subprocess.SubprocessError) as error:
         said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
         _log.warning("Going without %s, so that solves are slower: %s", source.name, said or error)
+        return None
+
+
+def _compiler() -> list[str]:
+    asked = os.environ.get("CC", "")
+    try:
+        return shlex.split(asked) or ["cc"]
+    except ValueError:  # a quotation that does not end
+        return [asked]
+
+
+def _opened(path: Path) -> ctypes.CDLL | None:
+    """The library there, None where there is none or a damaged one, which is then made again."""
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError:
         return None
 
 

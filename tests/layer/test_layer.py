@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -19,8 +20,10 @@ from opteq import (
     Picard,
     Unrolled,
 )
+from opteq.equation import Equation
 from opteq.errors import ConfigError, NonFiniteError, OpteqError, ShapeError
 from opteq.layer import solve_log
+from opteq.maps.base import EquilibriumMap
 from tests.solvers.problems import TwoBranches
 
 
@@ -240,3 +243,53 @@ def test_a_compiled_network_computes_the_same():
         results.append((value.detach(), given.grad))
     for plain, compiled in zip(*results, strict=True):
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
+
+
+@dataclass(frozen=True, eq=False)
+class Kept(Equation):
+    """`z = c` or, from there, `z = z`, which return a tensor that is theirs and their argument."""
+
+    c: torch.Tensor
+    constant: bool
+
+    @property
+    def tensors(self):
+        return (self.c,)
+
+    def with_tensors(self, tensors):
+        return replace(self, c=tensors[0])
+
+    def __call__(self, state):
+        return self.c if self.constant else state
+
+    def initial(self):
+        return self.c.detach().clone()
+
+    def energy(self, state):
+        raise NotImplementedError
+
+    def contraction(self, state=None):
+        raise NotImplementedError
+
+
+class KeptMap(EquilibriumMap):
+    def __init__(self, constant):
+        super().__init__()
+        self.constant = constant
+
+    def bind(self, x):
+        return Kept(x, self.constant)
+
+
+@pytest.mark.parametrize("constant", [True, False])
+@pytest.mark.parametrize("solver", [Picard(), Anderson()])
+@pytest.mark.parametrize("grad", [True, False])
+def test_who_changes_the_value_changes_nothing_else(constant, solver, grad):
+    x = torch.randn(3, 4)
+    before = x.clone()
+    value = EquilibriumLayer(KeptMap(constant), solver)(x.requires_grad_(grad))
+    image = value.grad_fn.state if grad else x
+    with torch.no_grad():
+        value.fill_(9)
+    assert torch.equal(x, before)
+    assert torch.equal(image, before)

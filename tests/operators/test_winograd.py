@@ -157,6 +157,29 @@ def test_it_serves_only_where_it_is_written_for(monkeypatch):
         assert refused(x, weight)
 
 
+def test_images_that_do_not_fit_are_left_to_pytorch():
+    x, weight, y = drawn(2, 32, 48, 16, 16)
+    operator = Conv2d(32, 48)
+    with torch.no_grad(), tolerating(1e-3):
+        with pytest.raises(RuntimeError, match="channels"):
+            operator.matvec((weight,), x[:, :20])
+        with pytest.raises(RuntimeError, match="channels"):
+            operator.rmatvec((weight,), x)
+        with pytest.raises(RuntimeError):
+            operator.weight_gradient((weight,), x, y[:1, :, :8])
+        image = operator.matvec((weight,), x[0])
+        torch.testing.assert_close(image, operator.matvec((weight,), x)[0], rtol=1e-4, atol=1e-3)
+
+
+def test_a_sign_that_is_still_to_be_applied_is_applied():
+    x, weight, _ = drawn(2, 16, 16, 16, 16)
+    with torch.no_grad(), tolerating(1e-3):
+        image = Conv2d(16, 16).matvec((weight,), x)
+        for pair in ((torch._neg_view(weight), x), (weight, torch._neg_view(x))):
+            found = Conv2d(16, 16).matvec(pair[:1], pair[1])
+            torch.testing.assert_close(found, -image, rtol=1e-4, atol=1e-3)
+
+
 def test_operators_use_it_in_groups_of_one_alone():
     x, _, y = drawn(2, 32, 32, 16, 16)
     for groups, fast in ((1, True), (2, False)):

@@ -59,6 +59,12 @@ def test_what_is_not_finite_stays_in_its_row():
     assert all(0 < number < 100 for number in (changes[0], changes[3], sizes[0], sizes[3]))
 
 
+def test_a_sign_that_is_still_to_be_applied_is_applied():
+    image, f, g = drawn(3, 8), torch.empty(3, 8), torch.empty(3, 8)
+    rows.observe([torch._neg_view(image)], torch.zeros(3, 8), f, g)
+    assert torch.equal(f, -image)
+
+
 def test_columns_are_no_rows():
     # A matrix whose rows are not contiguous, which C does not read.
     image = drawn(30, 6).T

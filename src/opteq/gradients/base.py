@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,8 +12,9 @@ from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients
 from opteq.once import once
-from opteq.results import SolveInfo, State, like, tensors_of
+from opteq.results import SolveInfo, State, like, map_state, tensors_of
 from opteq.solvers.base import FixedPoint
+from opteq.untraced import untraced
 
 _ADVICE = "use gradient=Unrolled(steps), which differentiates an equilibrium to any order."
 
@@ -58,10 +60,20 @@ def attach(
     Differentiating twice raises `NotImplementedError`: the adjoint is solved for one cotangent and
     its own derivative is not tracked.
     """
+    # A map may return one of its tensors or its very argument, and the value is the user's to change.
+    value = _apart(found.value, (*detached.tensors, *tensors_of(found.image)))
     if not (torch.is_grad_enabled() and any(t.requires_grad for t in equation.tensors)):
-        return found.value
+        return value
+    found = replace(found, value=value)
     outputs = _Equilibrium.apply(method, detached, found, report, *equation.tensors)
-    return like(found.value, outputs)
+    return like(value, outputs)
+
+
+@untraced
+def _apart(state: State, others: tuple[Tensor, ...]) -> State:
+    """`state`, copied where it shares the memory of `others`."""
+    taken = {t.untyped_storage().data_ptr() for t in others}
+    return map_state(lambda t: t.clone() if t.untyped_storage().data_ptr() in taken else t, state)
 
 
 class _Equilibrium(torch.autograd.Function):

@@ -48,7 +48,8 @@ def convolve(x: Tensor, weight: Tensor, groups: int = 1, adjoint: bool = False) 
     Returns:
         `(batch, out, H, W)`, for the adjoint `(batch, in, H, W)`, with channels last.
     """
-    if not _serves(weight, groups, x) or (library := _library()) is None:
+    channels = weight.shape[0 if adjoint else 1]
+    if not _serves(weight, groups, (x, channels)) or (library := _library()) is None:
         return None
     kernels = _kernels(library, weight, adjoint)
     x = _channels_last(x)
@@ -72,7 +73,9 @@ def weight_gradient(x: Tensor, y: Tensor, weight: Tensor, groups: int = 1) -> Te
         groups: number of groups of channels.
     """
     out, channels = weight.shape[:2]
-    if out * channels > _LARGEST_GRADIENT or not _serves(weight, groups, x, y):
+    if out * channels > _LARGEST_GRADIENT or not _serves(weight, groups, (x, channels), (y, out)):
+        return None
+    if (len(x), *x.shape[2:]) != (len(y), *y.shape[2:]):
         return None
     if (library := _library()) is None:
         return None
@@ -85,14 +88,18 @@ def weight_gradient(x: Tensor, y: Tensor, weight: Tensor, groups: int = 1) -> Te
     return None if library.opteq_winograd_gradient(*pointers, *sizes, threads) else gradient
 
 
-def _serves(weight: Tensor, groups: int, *images: Tensor) -> bool:
-    tensors = (weight, *images)
+def _serves(weight: Tensor, groups: int, *images: tuple[Tensor, int]) -> bool:
+    """Whether this is the way for these images, each with its number of channels."""
+    tensors = (weight, *(image for image, _ in images))
     return (
         tolerated() >= SMALLEST_TOLERANCE
         and weight.shape[2:] == (3, 3)
         and groups == 1
-        and _pays(weight, images[0])
+        # What does not fit PyTorch is to refuse: here it would be read beyond its end.
+        and all(image.dim() == 4 and image.shape[1] == channels for image, channels in images)
+        and _pays(weight, images[0][0])
         and all(t.dtype == torch.float32 and t.device.type == "cpu" for t in tensors)
+        and not any(t.is_neg() for t in tensors)
         and not torch.is_autocast_enabled("cpu")
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in tensors))
     )

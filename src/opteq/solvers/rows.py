@@ -129,7 +129,10 @@ def solve_small(matrix: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 def _native(*matrices: Tensor) -> bool:
     return all(
-        m.dtype == torch.float32 and m.device.type == "cpu" and (m.stride(1) == 1 or m.shape[1] == 1)
+        m.dtype == torch.float32
+        and m.device.type == "cpu"
+        and (m.stride(1) == 1 or m.shape[1] == 1)
+        and not m.is_neg()
         for m in matrices
     )
 
