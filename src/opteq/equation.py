@@ -110,7 +110,7 @@ class Equation(ABC):
 
     @abstractmethod
     def __call__(self, state: State) -> State:
-        """`T(z)`."""
+        """`T(z)`, in memory that later calls leave alone: the last one is kept for the backward pass."""
 
     @abstractmethod
     def initial(self) -> State:

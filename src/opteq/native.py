@@ -71,8 +71,9 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / name
             command = [*compiler, *flags, str(source), "-o", str(made)]
-            options = {"text": True, "errors": "replace", "timeout": _PATIENCE}
-            subprocess.run(command, check=True, capture_output=True, **options)
+            subprocess.run(
+                command, check=True, capture_output=True, text=True, errors="replace", timeout=_PATIENCE
+            )
             if folder is None:
                 return ctypes.CDLL(str(made))
             # It takes its place when it is complete, on the disk too: other processes may be at it, and one

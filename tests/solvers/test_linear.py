@@ -206,3 +206,13 @@ def test_a_tolerance_that_rounding_keeps_out_of_reach_is_refused(solver):
         solver(
             Product(definite((2.0,), dtype=torch.float32)), right_hand_side(1, dtype=torch.float32), 1e-7, 5
         )
+
+
+@pytest.mark.parametrize("metric", [lambda v: v, lambda v: 2 * v])
+def test_a_metric_may_hand_back_what_it_is_given(metric):
+    matrix, b = definite((3.0, 30.0)), right_hand_side(2)
+    product = Product(matrix)
+    x, residual, info = conjugate_gradients(lambda p, _: product(p), b, 1e-12, 60, metric)
+    assert info.converged.all()
+    assert relative_error(matrix, x, b) < 1e-9
+    torch.testing.assert_close(residual, b - product(x), rtol=0, atol=1e-12)

@@ -141,7 +141,7 @@ def _declare(library: ctypes.CDLL) -> None:
 class _Kernels:
     """The transformed kernels of one weight in one of its states, by whether they are the adjoint's."""
 
-    version: int
+    version: tuple[int, int]
     of: dict[bool, Tensor]
 
 
@@ -150,7 +150,7 @@ _known: Any = WeakTensorKeyDictionary()
 
 def _kernels(library: ctypes.CDLL, weight: Tensor, adjoint: bool) -> Tensor:
     # Tensors of inference mode count no versions.
-    version = 0 if weight.is_inference() else weight._version
+    version = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
     known = _known.get(weight)
     if known is None or known.version != version:
         known = _known[weight] = _Kernels(version, {})

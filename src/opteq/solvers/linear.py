@@ -48,7 +48,8 @@ def conjugate_gradients(
     r = (b / torch.where(size > 0, size, 1.0)[:, None]).to(b.dtype)
     measured = r if metric is None else metric(r)
     x, p = torch.zeros_like(r), r.clone()
-    mp = p if metric is None else measured
+    # Written into, so not the residual itself, which a metric may hand back.
+    mp = p if metric is None else measured.clone() if measured is r else measured
     rr, goal = row_products(r, measured).clamp_(min=0), tol**2
     active = ~(rr <= goal)
     steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
