@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from opteq.options import require, strict_options
 from opteq.solvers.base import Solver, Stepper
-from opteq.solvers.rows import solve_small
+from opteq.solvers.rows import mix
 
 # A residual this many times the best one seen sends a sample back to the best iterate.
 _GROWTH = 3.0
@@ -60,11 +59,6 @@ class _AndersonStepper:
         self.differences = x.new_empty(batch, memory, n)  # g_i
         self.candidates = x.new_empty(batch, memory, n)  # z_i + β g_i
         self.gram = torch.zeros(batch, memory, memory, dtype=torch.float64, device=x.device)
-        # The regularisation is proportional to each residual; the tiny number serves exact zeros.
-        # What falling residuals do to the scales of the system, elimination in float64 does not mind.
-        identity = torch.eye(memory, dtype=torch.float64, device=x.device)
-        ridge = 10 * torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
-        self.scale, self.floor = 1 + ridge * identity, torch.finfo(torch.float64).tiny * identity
         self.count = 0  # iterates seen
         self.born = [0] * batch  # the first iterate that a sample may use
         self.best = [math.inf] * batch
@@ -80,19 +74,15 @@ class _AndersonStepper:
         used = min(self.count + 1, self.memory)
         if self.damping != 1:
             torch.add(x, g, alpha=self.damping, out=f)
-        # As a product of a row with a matrix this runs many times faster than matrix times column.
-        products = torch.bmm(g[:, None], self.differences[:, :used].mT)[:, 0]
-        self.gram[:, slot, :used] = products
-        self.gram[:, :used, slot] = products
-        weights = self._weights(used, slot)
-        if restarts := self._restarts(changes):
-            usable = self._usable(used, slot)
-            sizes = self.gram.diagonal(dim1=1, dim2=2)[:, :used].masked_fill(~usable, math.inf)
-            weights[restarts] = F.one_hot(sizes[restarts].argmin(1), used).to(weights.dtype)
+        usable, restarts = self._usable(used, slot), self._restarts(changes)
+        flags = None
+        if restarts:
+            flags = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+            flags[restarts] = True
             for i in restarts:
                 self.born[i], self.best[i], self.best_before[i] = self.count + 1, math.inf, math.inf
         self.count += 1
-        return torch.bmm(weights[:, None], self.candidates[:, :used])[:, 0]
+        return mix(self.differences, self.candidates, self.gram, used, slot, usable, flags)
 
     def _restarts(self, changes: Sequence[float]) -> list[int]:
         """The samples whose residual grows, or has not improved for `memory + 2` steps."""
@@ -104,24 +94,9 @@ class _AndersonStepper:
             self.best_before = self.best.copy()
         return sorted(restart)
 
-    def _usable(self, used: int, slot: int) -> Tensor:
-        """`(batch, used)` whether a sample may use an iterate."""
+    def _usable(self, used: int, slot: int) -> Tensor | None:
+        """`(batch, used)` whether a sample may use an iterate; None where all may use all."""
+        if max(self.born, default=0) <= self.count - used + 1:
+            return None
         steps_back = (slot - torch.arange(used, device=self.gram.device)) % self.memory
         return self.count - steps_back >= torch.tensor(self.born, device=self.gram.device)[:, None]
-
-    def _weights(self, used: int, slot: int) -> Tensor:
-        """`(batch, used)` mixing weights `α`, zero for iterates that a sample may not use."""
-        gram = torch.addcmul(self.floor[:used, :used], self.gram[:, :used, :used], self.scale[:used, :used])
-        ones = gram.new_ones(gram.shape[:2])
-        if max(self.born, default=0) > self.count - used + 1:
-            usable = self._usable(used, slot)
-            both = usable[:, :, None] & usable[:, None, :]
-            gram = torch.where(both, gram, torch.eye(used, dtype=gram.dtype, device=gram.device))
-            ones = usable.to(gram.dtype)
-        solution, singular = solve_small(gram, ones)
-        weights = solution / solution.sum(1, keepdim=True)
-        if bool(singular.any()):
-            # Where the history has an exact dependence, a Picard step needs none of it.
-            newest = torch.arange(used, device=gram.device) == slot
-            weights = torch.where(singular[:, None], newest.to(weights.dtype), weights)
-        return weights.to(self.candidates.dtype)

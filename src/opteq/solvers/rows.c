@@ -4,6 +4,7 @@
 // Rows are contiguous and `apart` numbers from each other. Their sums are taken in float64, over stretches that
 // are added up in their order, so that they depend on nothing else.
 
+#include <float.h>
 #include <math.h>
 #include <stddef.h>
 #include <stdlib.h>
@@ -95,33 +96,116 @@ void opteq_rows_turn(float *restrict p, float *mp, const float *restrict r, cons
     }
 }
 
-// Solves `count` systems of `n` equations with one right-hand side each by elimination with row pivoting, in
-// place: `matrix` is used up, `b` becomes the solution. `singular` tells where a pivot was 0 or not finite.
-void opteq_rows_solve(double *matrix, double *b, unsigned char *singular, size_t count, size_t n) {
-    for (size_t s = 0; s < count; s++, matrix += n * n, b += n) {
-        singular[s] = 0;
-        for (size_t k = 0; k < n; k++) {
-            size_t pivot = k;
-            for (size_t i = k + 1; i < n; i++)
-                if (fabs(matrix[i * n + k]) > fabs(matrix[pivot * n + k])) pivot = i;
-            for (size_t j = 0; j < n && pivot != k; j++) {
-                double other = matrix[k * n + j];
-                matrix[k * n + j] = matrix[pivot * n + j];
-                matrix[pivot * n + j] = other;
-            }
-            double right = b[k];
-            b[k] = b[pivot], b[pivot] = pivot == k ? b[k] : right;
-            double head = matrix[k * n + k];
-            if (!(fabs(head) > 0) || !isfinite(head)) singular[s] = 1;
-            for (size_t i = k + 1; i < n; i++) {
-                double factor = matrix[i * n + k] / head;
-                for (size_t j = k + 1; j < n; j++) matrix[i * n + j] -= factor * matrix[k * n + j];
-                b[i] -= factor * b[k];
-            }
+// Solves one system of `n` equations by elimination with row pivoting, in place: `matrix` is used up, `b` becomes
+// the solution. Returns 1 where a pivot was 0 or not finite.
+static int solve(double *matrix, double *b, size_t n) {
+    int singular = 0;
+    for (size_t k = 0; k < n; k++) {
+        size_t pivot = k;
+        for (size_t i = k + 1; i < n; i++)
+            if (fabs(matrix[i * n + k]) > fabs(matrix[pivot * n + k])) pivot = i;
+        for (size_t j = 0; j < n && pivot != k; j++) {
+            double other = matrix[k * n + j];
+            matrix[k * n + j] = matrix[pivot * n + j];
+            matrix[pivot * n + j] = other;
         }
-        for (size_t k = n; k-- > 0;) {
-            for (size_t j = k + 1; j < n; j++) b[k] -= matrix[k * n + j] * b[j];
-            b[k] /= matrix[k * n + k];
+        double right = b[k];
+        b[k] = b[pivot], b[pivot] = pivot == k ? b[k] : right;
+        double head = matrix[k * n + k];
+        if (!(fabs(head) > 0) || !isfinite(head)) singular = 1;
+        for (size_t i = k + 1; i < n; i++) {
+            double factor = matrix[i * n + k] / head;
+            for (size_t j = k + 1; j < n; j++) matrix[i * n + j] -= factor * matrix[k * n + j];
+            b[i] -= factor * b[k];
         }
     }
+    for (size_t k = n; k-- > 0;) {
+        for (size_t j = k + 1; j < n; j++) b[k] -= matrix[k * n + j] * b[j];
+        b[k] /= matrix[k * n + k];
+    }
+    return singular;
+}
+
+// The weights of Anderson's step for one row: `a` with sum 1 that makes aᵀ(G + ridge diag G)a smallest over the
+// usable iterates, where G, of `used` rows that are `apart` numbers from each other, holds the inner products of
+// their changes. Where that is no regular system the newest iterate gets all the weight, and the best usable one
+// if the row is to restart. `scratch` has room for a matrix.
+static void weigh(const double *gram, size_t apart, size_t used, size_t newest, const unsigned char *usable,
+                  int restart, double ridge, double *scratch, double *a) {
+    if (restart) {
+        size_t best = newest;
+        for (size_t j = 0; j < used; j++) {
+            a[j] = 0;
+            if ((!usable || usable[j]) && gram[j * apart + j] < gram[best * apart + best]) best = j;
+        }
+        a[best] = 1;
+        return;
+    }
+    for (size_t i = 0; i < used; i++) {
+        int here = !usable || usable[i];
+        for (size_t j = 0; j < used; j++)
+            scratch[i * used + j] = here && (!usable || usable[j]) ? gram[i * apart + j] : 0;
+        scratch[i * used + i] = here ? (1 + ridge) * scratch[i * used + i] + DBL_MIN : 1;
+        a[i] = here;
+    }
+    int singular = solve(scratch, a, used);
+    double sum = 0;
+    for (size_t j = 0; j < used; j++) sum += a[j];
+    for (size_t j = 0; j < used; j++) a[j] = singular ? j == newest : a[j] / sum;
+}
+
+// One step of Anderson's method for every row: enters the inner products of its newest change, at place `newest` of
+// `used`, with all of them into its Gram matrix, and writes the combination of its candidates with the weights that
+// follow. A row has room for `memory` changes, as many candidates and a matrix of that side. `usable` tells which
+// of the `used` a row may take, `restarts` which rows go back to their best; both may be absent.
+// Returns 1 if there was no memory.
+int opteq_rows_mix(const float *restrict changes, const float *restrict candidates, double *restrict gram,
+                   const unsigned char *usable, const unsigned char *restarts, double ridge, float *restrict next,
+                   size_t rows, size_t memory, size_t n, size_t used, size_t newest, int threads) {
+    size_t stretches = (n + STRETCH - 1) / STRETCH, room = used * (used + 1);
+    double *sums = malloc(sizeof(double) * (rows * (stretches * used + room)) + 1);
+    if (!sums) return 1;
+    double *rooms = sums + rows * stretches * used;
+#pragma omp parallel num_threads(threads)
+    {
+#pragma omp for collapse(2) schedule(static)
+        for (size_t row = 0; row < rows; row++)
+            for (size_t s = 0; s < stretches; s++) {
+                const float *first = changes + row * memory * n + s * STRETCH;
+                for (size_t j = 0; j < used; j++)
+                    sums[(row * stretches + s) * used + j] =
+                        dot(first + newest * n, first + j * n, smaller(STRETCH, n - s * STRETCH));
+            }
+#pragma omp for schedule(static)
+        for (size_t row = 0; row < rows; row++) {
+            double *own = gram + row * memory * memory, *a = rooms + row * room;
+            for (size_t j = 0; j < used; j++) {
+                double sum = 0;
+                for (size_t s = 0; s < stretches; s++) sum += sums[(row * stretches + s) * used + j];
+                own[newest * memory + j] = own[j * memory + newest] = sum;
+            }
+            weigh(own, memory, used, newest, usable ? usable + row * used : NULL, restarts && restarts[row], ridge,
+                  a + used, a);
+        }
+#pragma omp for collapse(2) schedule(static)
+        for (size_t row = 0; row < rows; row++)
+            for (size_t s = 0; s < stretches; s++) {
+                const float *first = candidates + row * memory * n + s * STRETCH;
+                const double *a = rooms + row * room;
+                float *to = next + row * n + s * STRETCH;
+                size_t count = smaller(STRETCH, n - s * STRETCH);
+                for (size_t j = 0; j < used; j++) {
+                    float weight = (float)a[j];
+                    const float *from = first + j * n;
+                    if (j == 0)
+#pragma omp simd
+                        for (size_t i = 0; i < count; i++) to[i] = weight * from[i];
+                    else
+#pragma omp simd
+                        for (size_t i = 0; i < count; i++) to[i] += weight * from[i];
+                }
+            }
+    }
+    free(sums);
+    return 0;
 }

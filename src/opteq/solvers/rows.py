@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from opteq.native import load_native
@@ -107,24 +108,69 @@ def turn(p: Tensor, mp: Tensor, r: Tensor, mr: Tensor, rr: Tensor, goal: float, 
         torch.addcmul(mr, beta, mp, out=mp)
 
 
-def solve_small(matrix: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Solve a few equations of each sample.
+def mix(
+    changes: Tensor,
+    candidates: Tensor,
+    gram: Tensor,
+    used: int,
+    newest: int,
+    usable: Tensor | None = None,
+    restarts: Tensor | None = None,
+) -> Tensor:
+    """A step of Anderson's method: `Σ α_i c_i` over the candidates `c_i` of each row.
+
+    The weights `α` make `‖Σ α_i g_i‖² + λ Σ (α_i ‖g_i‖)²` smallest under `Σ α_i = 1`, over the usable
+    changes `g_i`; `λ` is ten times the machine epsilon. Where the system that says so is singular, which
+    takes an exact dependence, the newest candidate is taken alone.
 
     Args:
-        matrix: `(batch, m, m)` in float64.
-        b: `(batch, m)`.
-
-    Returns:
-        `(batch, m)` solutions, and `(batch,)` whether a matrix is singular, where the solution means nothing.
+        changes: `(batch, memory, n)`, contiguous, of which the first `used` count.
+        candidates: likewise.
+        gram: `(batch, memory, memory)` inner products of the changes in float64, to which those of the newest
+            are added.
+        used: number of changes.
+        newest: index of the newest change.
+        usable: `(batch, used)` which of them a row may use; all unless given, and always the newest.
+        restarts: `(batch,)` which rows are to take the usable candidate of the smallest change alone.
     """
-    library = _library() if matrix.device.type == "cpu" else None
-    if library is None:
-        solution, info = torch.linalg.solve_ex(matrix, b)
-        return solution.contiguous(), info > 0
-    left, right = (t.clone(memory_format=torch.contiguous_format) for t in (matrix, b))
-    singular = torch.empty(len(b), dtype=torch.bool)
-    library.opteq_rows_solve(left.data_ptr(), right.data_ptr(), singular.data_ptr(), *right.shape)
-    return right, singular
+    # The regularisation is proportional to each change; the tiny number serves exact zeros.
+    # What falling residuals do to the scales of the system, elimination in float64 does not mind.
+    ridge = 10 * torch.finfo(torch.promote_types(changes.dtype, torch.float32)).eps
+    library = _library() if _native(changes[:, 0], candidates[:, 0]) else None
+    if library is not None:
+        batch, memory, n = changes.shape
+        following = torch.empty(batch, n)
+        flags = [None if t is None else t.contiguous() for t in (usable, restarts)]
+        pointers = [t.data_ptr() for t in (changes, candidates, gram)]
+        pointers += [None if t is None else t.data_ptr() for t in flags]
+        sizes = (batch, memory, n, used, newest, torch.get_num_threads())
+        if not library.opteq_rows_mix(*pointers, ridge, following.data_ptr(), *sizes):
+            return following
+    # As a product of a row with a matrix this runs many times faster than matrix times column.
+    products = torch.bmm(changes[:, newest, None], changes[:, :used].mT)[:, 0]
+    gram[:, newest, :used] = products
+    gram[:, :used, newest] = products
+    products = gram[:, :used, :used]
+    if usable is None:
+        usable = torch.ones(len(gram), used, dtype=torch.bool, device=gram.device)
+    weights = _weights(products, usable, newest, ridge)
+    if restarts is not None:
+        sizes = products.diagonal(dim1=1, dim2=2).masked_fill(~usable, torch.inf)
+        best = F.one_hot(sizes.argmin(1), used).to(weights.dtype)
+        weights = torch.where(restarts[:, None], best, weights)
+    return torch.bmm(weights.to(candidates.dtype)[:, None], candidates[:, :used])[:, 0]
+
+
+def _weights(gram: Tensor, usable: Tensor, newest: int, ridge: float) -> Tensor:
+    """`(batch, used)` mixing weights `α`, zero for what a row may not use."""
+    used = gram.shape[1]
+    identity = torch.eye(used, dtype=gram.dtype, device=gram.device)
+    regular = torch.addcmul(torch.finfo(gram.dtype).tiny * identity, gram, 1 + ridge * identity)
+    both = usable[:, :, None] & usable[:, None, :]
+    solution, info = torch.linalg.solve_ex(torch.where(both, regular, identity), usable.to(gram.dtype))
+    weights = solution / solution.sum(1, keepdim=True)
+    alone = F.one_hot(torch.tensor(newest, device=gram.device), used).to(weights.dtype)
+    return torch.where((info > 0)[:, None], alone, weights)
 
 
 def _native(*matrices: Tensor) -> bool:
@@ -152,5 +198,4 @@ def _declare(library: ctypes.CDLL) -> None:
     library.opteq_rows_descend.restype = None
     library.opteq_rows_turn.argtypes = [pointer] * 5 + [ctypes.c_double, pointer] + [size] * 2 + [number]
     library.opteq_rows_turn.restype = None
-    library.opteq_rows_solve.argtypes = [pointer] * 3 + [size] * 2
-    library.opteq_rows_solve.restype = None
+    library.opteq_rows_mix.argtypes = [pointer] * 5 + [ctypes.c_double, pointer] + [size] * 5 + [number]
