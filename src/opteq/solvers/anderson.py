@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from opteq.options import require, strict_options
 from opteq.solvers.base import Solver, Stepper
-from opteq.solvers.rows import mix
+from opteq.solvers.rows import History, compiled, is_native
 
 # A residual this many times the best one seen sends a sample back to the best iterate.
 _GROWTH = 3.0
@@ -56,47 +57,82 @@ class _AndersonStepper:
     def __init__(self, x: Tensor, memory: int, damping: float) -> None:
         batch, n = x.shape
         self.memory, self.damping = memory, damping
-        self.differences = x.new_empty(batch, memory, n)  # g_i
-        self.candidates = x.new_empty(batch, memory, n)  # z_i + β g_i
-        self.gram = torch.zeros(batch, memory, memory, dtype=torch.float64, device=x.device)
         self.count = 0  # iterates seen
-        self.born = [0] * batch  # the first iterate that a sample may use
-        self.best = [math.inf] * batch
-        self.best_before = self.best  # at the last look for stagnation
+        self.changes = x.new_empty(batch, memory, n)  # g_i
+        self.candidates = x.new_empty(batch, memory, n)  # z_i + β g_i
+        self.slots = list(zip(self.candidates.unbind(1), self.changes.unbind(1), strict=True))
+        wide = {"dtype": torch.float64, "device": x.device}
+        self.gram = torch.zeros(batch, memory, memory, **wide)  # ⟨g_i, g_j⟩
+        self.best = torch.full(
+            (batch,), math.inf, **wide
+        )  # the smallest change since a sample's last restart
+        self.before = self.best.clone()  # that at the last look for stagnation
+        self.born = torch.zeros(batch, dtype=torch.long, device=x.device)  # the first iterate it may use
+        # The regularisation is proportional to each change; a tiny number serves exact zeros.
+        # What falling residuals do to the scales of the system, elimination in float64 does not mind.
+        self.ridge = 10 * torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
 
     @property
     def rooms(self) -> tuple[Tensor, Tensor]:
-        slot = self.count % self.memory
-        return self.candidates[:, slot], self.differences[:, slot]
+        return self.slots[self.count % self.memory]
 
-    def __call__(self, x: Tensor, f: Tensor, g: Tensor, changes: Sequence[float]) -> Tensor:
-        slot = self.count % self.memory
-        used = min(self.count + 1, self.memory)
+    def __call__(self, x: Tensor, f: Tensor, g: Tensor, norms: Tensor) -> Tensor:
         if self.damping != 1:
             torch.add(x, g, alpha=self.damping, out=f)
-        usable, restarts = self._usable(used, slot), self._restarts(changes)
-        flags = None
-        if restarts:
-            flags = torch.zeros(len(x), dtype=torch.bool, device=x.device)
-            flags[restarts] = True
-            for i in restarts:
-                self.born[i], self.best[i], self.best_before[i] = self.count + 1, math.inf, math.inf
+        look = self.count % (self.memory + 2) == self.memory + 1
+        library = compiled() if is_native(f, g) else None
+        mixed = None if library is None else self._mixed_in_c(library, norms, look)
+        if mixed is None:
+            mixed = self._mixed(norms[:, 0], look)
         self.count += 1
-        return mix(self.differences, self.candidates, self.gram, used, slot, usable, flags)
+        return mixed
 
-    def _restarts(self, changes: Sequence[float]) -> list[int]:
-        """The samples whose residual grows, or has not improved for `memory + 2` steps."""
-        restart = {i for i, (r, b) in enumerate(zip(changes, self.best, strict=True)) if r > _GROWTH * b}
-        self.best = list(map(min, self.best, changes))
-        if self.count % (self.memory + 2) == self.memory + 1:
-            pairs = zip(self.best, self.best_before, strict=True)
-            restart |= {i for i, (now, before) in enumerate(pairs) if now >= before}
-            self.best_before = self.best.copy()
-        return sorted(restart)
+    def _mixed_in_c(self, library: ctypes.CDLL, norms: Tensor, look: bool) -> Tensor | None:
+        """`_mixed` in one pass; None if there was no memory."""
+        batch, memory, n = self.changes.shape
+        kept = (self.changes, self.candidates, self.gram, self.best, self.before, self.born)
+        history = History(*(t.data_ptr() for t in kept))
+        following = torch.empty(batch, n)
+        options = (self.count, self.ridge, _GROWTH, look)
+        sizes = (batch, memory, n, torch.get_num_threads())
+        failed = library.opteq_rows_mix(history, norms.data_ptr(), *options, following.data_ptr(), *sizes)
+        return None if failed else following
 
-    def _usable(self, used: int, slot: int) -> Tensor | None:
-        """`(batch, used)` whether a sample may use an iterate; None where all may use all."""
-        if max(self.born, default=0) <= self.count - used + 1:
-            return None
-        steps_back = (slot - torch.arange(used, device=self.gram.device)) % self.memory
-        return self.count - steps_back >= torch.tensor(self.born, device=self.gram.device)[:, None]
+    def _mixed(self, sizes: Tensor, look: bool) -> Tensor:
+        """The next iterate, when the newest `g` has been written, from the norms of it."""
+        slot, used = self.count % self.memory, min(self.count + 1, self.memory)
+        # As a product of a row with a matrix this runs many times faster than matrix times column.
+        products = torch.bmm(self.changes[:, slot, None], self.changes[:, :used].mT)[:, 0]
+        self.gram[:, slot, :used] = products
+        self.gram[:, :used, slot] = products
+        gram = self.gram[:, :used, :used]
+        steps_back = (slot - torch.arange(used, device=gram.device)) % self.memory
+        usable = self.count - steps_back >= self.born[:, None]
+        restart = self._restarts(sizes, look)[:, None]
+        measured = gram.diagonal(dim1=1, dim2=2).masked_fill(~usable, math.inf)
+        best = F.one_hot(measured.argmin(1), used).to(gram.dtype)
+        weights = torch.where(restart, best, self._weights(gram, usable, slot)).to(self.candidates.dtype)
+        return torch.bmm(weights[:, None], self.candidates[:, :used])[:, 0]
+
+    def _restarts(self, sizes: Tensor, look: bool) -> Tensor:
+        """`(batch,)` whose residual grows, or, at a look, has not improved since the last one."""
+        restart = sizes > _GROWTH * self.best
+        self.best = torch.where(sizes < self.best, sizes, self.best)
+        if look:
+            restart |= self.best >= self.before
+            self.before = self.best.clone()
+        self.best.masked_fill_(restart, math.inf)
+        self.before.masked_fill_(restart, math.inf)
+        self.born.masked_fill_(restart, self.count + 1)
+        return restart
+
+    def _weights(self, gram: Tensor, usable: Tensor, newest: int) -> Tensor:
+        """`(batch, used)` mixing weights `α`, zero for iterates that a sample may not use."""
+        identity = torch.eye(gram.shape[1], dtype=gram.dtype, device=gram.device)
+        regular = torch.addcmul(torch.finfo(gram.dtype).tiny * identity, gram, 1 + self.ridge * identity)
+        both = usable[:, :, None] & usable[:, None, :]
+        system = torch.where(both, regular, identity)
+        solution, info = torch.linalg.solve_ex(system, usable.to(gram.dtype))
+        weights = solution / solution.sum(1, keepdim=True)
+        # Where the history has an exact dependence, a Picard step needs none of it.
+        return torch.where((info > 0)[:, None], identity[newest], weights)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -14,7 +15,8 @@ from torch import Tensor
 from opteq.errors import ConfigError
 from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.rounding import tolerating
-from opteq.solvers.rows import observe, row_norms
+from opteq.solvers.progress import Progress
+from opteq.solvers.rows import norms, observe
 from opteq.solvers.space import Space
 from opteq.untraced import untraced
 
@@ -22,15 +24,16 @@ from opteq.untraced import untraced
 class Stepper(Protocol):
     """The rule for the next iterate of one solve; it owns all that changes meanwhile."""
 
-    def __call__(self, x: Tensor, f: Tensor, g: Tensor, changes: Sequence[float]) -> Tensor:
-        """The next `x`, from `f = T(x)`, `g = f - x`, all `(batch, n)`, and the norms of the rows of `g`.
+    def __call__(self, x: Tensor, f: Tensor, g: Tensor, norms: Tensor) -> Tensor:
+        """The next `x`, from `f = T(x)` and `g = f - x`, all `(batch, n)`.
+
+        `norms` are those of the rows of `g` and of `f`, `(batch, 2)` in float64.
 
         The memory of `g` is reused for the next step unless the stepper has rooms of its own.
         """
         ...
 
 
-@runtime_checkable
 class HasRooms(Protocol):
     """A stepper that keeps `f` and `g`, or what it makes of them there, says where to write the next ones."""
 
@@ -122,66 +125,54 @@ def find_fixed_point(
     x = space.flatten(initial)
     check_tolerance(solver.tol, x.dtype)
     advance = solver.start(x)
-    keeper = advance if isinstance(advance, HasRooms) else None
+    # Not by isinstance, which looks through all that a protocol names, at a cost of many steps.
+    keeper = cast(HasRooms, advance) if hasattr(advance, "rooms") else None
     buffer = None if keeper else torch.empty_like(x)
     previous = x
-    # What is decided sample by sample is decided in Python, on one list of numbers per step: the
-    # many operations on small tensors that it takes otherwise cost more than the list.
-    active, stopped = list(range(len(x))), list[int]()
-    converged, steps = [False] * len(x), [solver.max_steps] * len(x)
-    history: list[list[float]] = []
-    tiny = torch.finfo(torch.promote_types(x.dtype, torch.float32)).tiny
+    # What is said of the solve is in float32 at least.
+    wide = torch.promote_types(x.dtype, torch.float32)
+    tiny = torch.finfo(wide).tiny
+    progress = Progress(len(x), x.device, solver.tol, solver.max_steps, residual_scale, tiny)
+    # Under autocast the map may run in low precision; the solver's own products may not.
+    device = x.device.type
+    in_full = (
+        partial(torch.autocast, device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext
+    )
 
-    def observed(image: State, x: Tensor) -> tuple[Tensor, Tensor, list[float], list[float]]:
+    def observed(image: State, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`f` and `g`, and the norms of the rows of `g` and of `f`."""
         if keeper:
             f, g = keeper.rooms
-            changes, sizes = observe(space.parts(image), x, f, g)
-        else:
-            f = space.flatten(image)
-            g = torch.sub(f, x, out=buffer)
-            changes, sizes = torch.stack((row_norms(g), row_norms(f))).tolist()
-        return f, g, changes, sizes
+            return f, g, observe(space.parts(image), x, f, g)
+        f = space.flatten(image)
+        g = torch.sub(f, x, out=buffer)
+        return f, g, norms(g, f)
 
     if first is not None:
-        f, g, changes, _ = observed(first, x)
-        with torch.autocast(x.device.type, enabled=False):
-            x = advance(x, f, g, changes)
+        seen = observed(first, x)
+        with in_full():
+            x = advance(x, *seen)
 
-    step = 0
     while True:
-        step += 1
         with tolerating(solver.tol):
             image = function(space.restore(x))
-        f, g, changes, sizes = observed(image, x)
-        residuals = [residual_scale * c / max(s, tiny) for c, s in zip(changes, sizes, strict=True)]
-        history.append(residuals)
-        # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
-        broken = [i for i in active if not math.isfinite(changes[i])]
-        stops = [i for i in active if residuals[i] <= solver.tol or i in broken]
-        for i in stops:
-            converged[i], steps[i] = residuals[i] <= solver.tol, step
-        if broken:
+        f, g, sizes = observed(image, x)
+        going, lost = progress.record(sizes)
+        if lost:
             x = torch.where(torch.isfinite(x).all(1, keepdim=True), x, previous)
-        active = [i for i in active if steps[i] > step]
-        if step == solver.max_steps or not active:
+        if progress.steps == solver.max_steps or not going:
             break
-        # Under autocast the map may run in low precision; the solver's own products may not.
-        with torch.autocast(x.device.type, enabled=False):
-            following = advance(x, f, g, changes)
-        # Those that have stopped stay where they are, which spares them a place of their own.
-        stopped += stops
-        previous, x = x, _with_rows(following, stopped, x)
+        with in_full():
+            following = advance(x, f, g, sizes)
+        if going < len(x):
+            # Those that have stopped stay where they are, which spares them a place of their own. Under
+            # autocast a map may change the dtype from one iterate to the next.
+            following = torch.where(progress.active[:, None], following.to(x.dtype), x)
+        previous, x = x, following
 
-    if not all(map(math.isfinite, changes)):
+    info = progress.info(wide)
+    if lost:
         image = space.restore(torch.where(torch.isfinite(f).all(1, keepdim=True), f, x))
-    taken = torch.tensor(steps, dtype=torch.long, device=x.device)
-    residuals = torch.tensor(history, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device).T
-    seen = torch.arange(1, len(history) + 1, device=x.device) <= taken[:, None]
-    residuals = torch.where(seen, residuals, torch.nan)
-    info = SolveInfo(
-        residuals, taken, torch.tensor(converged, dtype=torch.bool, device=x.device), len(history)
-    )
     if joint:
         info = info.shared_by(len(tensors_of(initial)[0]))
     # Not `f`, which is part of the stepper's memory and would keep all of it.
@@ -195,13 +186,3 @@ def solve_fixed_point(
     """The value and the record of `find_fixed_point`, which see."""
     found = find_fixed_point(function, initial, solver, joint=joint)
     return found.value, found.info
-
-
-def _with_rows(x: Tensor, indices: list[int], source: Tensor) -> Tensor:
-    """`x` with the rows of these indices from `source`."""
-    if not indices:
-        return x
-    chosen = torch.tensor(indices, device=x.device)
-    # Out of place, for `x` may be a tensor that the map itself keeps. Under autocast a map may change
-    # the dtype from one iterate to the next.
-    return x.index_copy(0, chosen, source.index_select(0, chosen).to(x.dtype))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -50,20 +49,20 @@ class _BroydenStepper:
         self.left = x.new_zeros(batch, memory, n)  # u_i; zero where a sample has no i-th term
         self.right = x.new_zeros(batch, memory, n)  # v_i
         self.terms = 0
-        self.best = [math.inf] * batch
+        self.best = torch.full((batch,), math.inf, dtype=torch.float64, device=x.device)
         self.last: tuple[Tensor, Tensor] | None = None  # previous step s and F
 
-    def __call__(self, x: Tensor, f: Tensor, g: Tensor, changes: Sequence[float]) -> Tensor:
+    def __call__(self, x: Tensor, f: Tensor, g: Tensor, norms: Tensor) -> Tensor:
+        sizes = norms[:, 0]
         if self.last is not None:
             step, old = self.last
             if self.terms == self.left.shape[1]:
                 self.terms = 0
             self._update(step, -g - old)
-            for i, residual in enumerate(changes):
-                if residual > _GROWTH * self.best[i]:
-                    self.left[i] = 0
-                    self.best[i] = math.inf
-        self.best = list(map(min, self.best, changes))
+            grown = sizes > _GROWTH * self.best
+            self.left.masked_fill_(grown[:, None, None], 0)
+            self.best.masked_fill_(grown, math.inf)
+        self.best = torch.where(sizes < self.best, sizes, self.best)
         step = self._apply(g)
         self.last = (step, -g)
         return x + step

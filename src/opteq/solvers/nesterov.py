@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,7 +40,7 @@ class Nesterov(Solver):
         momentum = torch.ones(len(x), dtype=torch.float64, device=x.device)
         previous = x
 
-        def advance(x: Tensor, f: Tensor, g: Tensor, changes: Sequence[float]) -> Tensor:
+        def advance(x: Tensor, f: Tensor, g: Tensor, norms: Tensor) -> Tensor:
             nonlocal momentum, previous
             move = f - previous
             uphill = torch.linalg.vecdot(g, move) < 0

@@ -34,5 +34,5 @@ class Picard(Solver):
 
     def start(self, x: Tensor) -> Stepper:
         if self.damping == 1:
-            return lambda x, f, g, changes: f
-        return lambda x, f, g, changes: x + self.damping * g
+            return lambda x, f, g, norms: f
+        return lambda x, f, g, norms: x + self.damping * g

@@ -1,5 +1,5 @@
-// What solvers do with the rows of float32 matrices, one row per sample, in one pass over memory, and with the
-// small systems of each sample.
+// What solvers do with the rows of float32 matrices, one row per sample, in one pass over memory, and with the few
+// numbers that they keep of each.
 //
 // Rows are contiguous and `apart` numbers from each other. Their sums are taken in float64, over stretches that
 // are added up in their order, so that they depend on nothing else.
@@ -7,6 +7,7 @@
 #include <float.h>
 #include <math.h>
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 
 #define STRETCH 2048
@@ -128,25 +129,15 @@ static int solve(double *matrix, double *b, size_t n) {
 
 // The weights of Anderson's step for one row: `a` with sum 1 that makes aᵀ(G + ridge diag G)a smallest over the
 // usable iterates, where G, of `used` rows that are `apart` numbers from each other, holds the inner products of
-// their changes. Where that is no regular system the newest iterate gets all the weight, and the best usable one
-// if the row is to restart. `scratch` has room for a matrix.
+// their changes. Where that is no regular system the newest iterate gets all the weight. `scratch` has room for a
+// matrix.
 static void weigh(const double *gram, size_t apart, size_t used, size_t newest, const unsigned char *usable,
-                  int restart, double ridge, double *scratch, double *a) {
-    if (restart) {
-        size_t best = newest;
-        for (size_t j = 0; j < used; j++) {
-            a[j] = 0;
-            if ((!usable || usable[j]) && gram[j * apart + j] < gram[best * apart + best]) best = j;
-        }
-        a[best] = 1;
-        return;
-    }
+                  double ridge, double *scratch, double *a) {
     for (size_t i = 0; i < used; i++) {
-        int here = !usable || usable[i];
         for (size_t j = 0; j < used; j++)
-            scratch[i * used + j] = here && (!usable || usable[j]) ? gram[i * apart + j] : 0;
-        scratch[i * used + i] = here ? (1 + ridge) * scratch[i * used + i] + DBL_MIN : 1;
-        a[i] = here;
+            scratch[i * used + j] = usable[i] && usable[j] ? gram[i * apart + j] : 0;
+        scratch[i * used + i] = usable[i] ? (1 + ridge) * scratch[i * used + i] + DBL_MIN : 1;
+        a[i] = usable[i];
     }
     int singular = solve(scratch, a, used);
     double sum = 0;
@@ -154,58 +145,119 @@ static void weigh(const double *gram, size_t apart, size_t used, size_t newest, 
     for (size_t j = 0; j < used; j++) a[j] = singular ? j == newest : a[j] / sum;
 }
 
-// One step of Anderson's method for every row: enters the inner products of its newest change, at place `newest` of
-// `used`, with all of them into its Gram matrix, and writes the combination of its candidates with the weights that
-// follow. A row has room for `memory` changes, as many candidates and a matrix of that side. `usable` tells which
-// of the `used` a row may take, `restarts` which rows go back to their best; both may be absent.
+// The weight 1 for the usable iterate of the smallest change.
+static void choose(const double *gram, size_t apart, size_t used, size_t newest, const unsigned char *usable,
+                   double *a) {
+    size_t best = newest;
+    for (size_t j = 0; j < used; j++) {
+        a[j] = 0;
+        if (usable[j] && gram[j * apart + j] < gram[best * apart + best]) best = j;
+    }
+    a[best] = 1;
+}
+
+// What Anderson's method keeps of its rows: `memory` changes and as many candidates of each, one after the other,
+// the matrix of the changes' inner products, and, for restarts, the size of the smallest change since the last one,
+// the same at the last look, and the number of the first iterate that the row may use.
+struct history {
+    const float *changes, *candidates;
+    double *gram, *best, *before;
+    int64_t *born;
+};
+
+// Whether a row whose newest change has this size is to restart: it has grown too much or, if that is looked at, none
+// since the last look was smaller than the smallest then.
+static int restarts(const struct history *h, size_t row, double size, double growth, int look) {
+    int restart = size > growth * h->best[row];
+    if (size < h->best[row]) h->best[row] = size;
+    if (look) {
+        restart |= h->best[row] >= h->before[row];
+        h->before[row] = h->best[row];
+    }
+    return restart;
+}
+
+// One step of Anderson's method for every row: enters the inner products of its newest change with all of them into its
+// Gram matrix, and writes the combination of its candidates with the weights that follow to `next`. `count` iterates
+// came before; the newest lies at `count` modulo `memory`. `sizes` has the size of the newest change of each row, at
+// every second place.
 // Returns 1 if there was no memory.
-int opteq_rows_mix(const float *restrict changes, const float *restrict candidates, double *restrict gram,
-                   const unsigned char *usable, const unsigned char *restarts, double ridge, float *restrict next,
-                   size_t rows, size_t memory, size_t n, size_t used, size_t newest, int threads) {
+int opteq_rows_mix(struct history h, const double *sizes, size_t count, double ridge, double growth, int look,
+                   float *restrict next, size_t rows, size_t memory, size_t n, int threads) {
+    size_t used = smaller(count + 1, memory), newest = count % memory;
     size_t stretches = (n + STRETCH - 1) / STRETCH, room = used * (used + 1);
-    double *sums = malloc(sizeof(double) * (rows * (stretches * used + room)) + 1);
+    double *sums = malloc(sizeof(double) * rows * (stretches * used + room) + rows * used + 1);
     if (!sums) return 1;
     double *rooms = sums + rows * stretches * used;
+    unsigned char *flags = (unsigned char *)(rooms + rows * room);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for collapse(2) schedule(static)
         for (size_t row = 0; row < rows; row++)
             for (size_t s = 0; s < stretches; s++) {
-                const float *first = changes + row * memory * n + s * STRETCH;
+                const float *first = h.changes + row * memory * n + s * STRETCH;
                 for (size_t j = 0; j < used; j++)
                     sums[(row * stretches + s) * used + j] =
                         dot(first + newest * n, first + j * n, smaller(STRETCH, n - s * STRETCH));
             }
 #pragma omp for schedule(static)
         for (size_t row = 0; row < rows; row++) {
-            double *own = gram + row * memory * memory, *a = rooms + row * room;
+            double *gram = h.gram + row * memory * memory, *a = rooms + row * room;
+            unsigned char *usable = flags + row * used;
             for (size_t j = 0; j < used; j++) {
                 double sum = 0;
                 for (size_t s = 0; s < stretches; s++) sum += sums[(row * stretches + s) * used + j];
-                own[newest * memory + j] = own[j * memory + newest] = sum;
+                gram[newest * memory + j] = gram[j * memory + newest] = sum;
+                usable[j] = (int64_t)(count - (newest + memory - j) % memory) >= h.born[row];
             }
-            weigh(own, memory, used, newest, usable ? usable + row * used : NULL, restarts && restarts[row], ridge,
-                  a + used, a);
+            if (restarts(&h, row, sizes[2 * row], growth, look)) {
+                choose(gram, memory, used, newest, usable, a);
+                h.best[row] = h.before[row] = INFINITY;
+                h.born[row] = (int64_t)count + 1;
+            } else
+                weigh(gram, memory, used, newest, usable, ridge, a + used, a);
         }
 #pragma omp for collapse(2) schedule(static)
         for (size_t row = 0; row < rows; row++)
             for (size_t s = 0; s < stretches; s++) {
-                const float *first = candidates + row * memory * n + s * STRETCH;
+                const float *first = h.candidates + row * memory * n + s * STRETCH;
                 const double *a = rooms + row * room;
                 float *to = next + row * n + s * STRETCH;
-                size_t count = smaller(STRETCH, n - s * STRETCH);
+                size_t width = smaller(STRETCH, n - s * STRETCH);
                 for (size_t j = 0; j < used; j++) {
                     float weight = (float)a[j];
                     const float *from = first + j * n;
                     if (j == 0)
 #pragma omp simd
-                        for (size_t i = 0; i < count; i++) to[i] = weight * from[i];
+                        for (size_t i = 0; i < width; i++) to[i] = weight * from[i];
                     else
 #pragma omp simd
-                        for (size_t i = 0; i < count; i++) to[i] += weight * from[i];
+                        for (size_t i = 0; i < width; i++) to[i] += weight * from[i];
                 }
             }
     }
     free(sums);
     return 0;
+}
+
+// Judges every row by the norms of its change and of its image, which lie side by side: writes its relative residual,
+// NaN if it is no longer active, and ends it where that is at most `tol` or the change is not finite. `taken` gets the
+// step at which a row ended. `left` gets how many rows are still active and how many have a change that is not finite.
+void opteq_rows_judge(const double *norms, double scale, double tol, double tiny, int64_t step,
+                      unsigned char *active, unsigned char *converged, int64_t *taken, double *residuals, size_t rows,
+                      int64_t *left) {
+    left[0] = left[1] = 0;
+    for (size_t row = 0; row < rows; row++) {
+        double change = norms[2 * row], size = norms[2 * row + 1];
+        left[1] += !isfinite(change);
+        residuals[row] = NAN;
+        if (!active[row]) continue;
+        residuals[row] = scale * change / (size < tiny ? tiny : size);
+        converged[row] = residuals[row] <= tol;
+        active[row] = !converged[row] && isfinite(change);
+        if (active[row])
+            left[0]++;
+        else
+            taken[row] = step;
+    }
 }

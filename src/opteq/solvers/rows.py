@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from pathlib import Path
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from opteq.native import load_native
@@ -21,13 +21,18 @@ def row_norms(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=1, dtype=wide)
 
 
+def norms(g: Tensor, f: Tensor) -> Tensor:
+    """`(batch, 2)` norms of the rows of `g` and of `f`, in float64."""
+    return torch.stack((row_norms(g), row_norms(f)), dim=1).double()
+
+
 def row_products(p: Tensor, q: Tensor) -> Tensor:
     """`(batch,)` inner products of the rows in float64, without a `(batch, n)` tensor of products."""
     # As a row times a matrix of one row, which runs many times faster than times a column.
     return torch.bmm(p[:, None], q[:, None].mT)[:, 0, 0].double()
 
 
-def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> list[list[float]]:
+def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> Tensor:
     """Write an image into `f` and its difference to `x` into `g`, and measure both.
 
     Args:
@@ -37,23 +42,25 @@ def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> list[li
         g: where the difference goes.
 
     Returns:
-        The norms of the rows of `g`, and those of the rows of `f`.
+        `norms` of `g` and `f`.
     """
-    library = _library() if _native(*image, x, f, g) else None
+    library = compiled() if is_native(*image, x, f, g) else None
     if library is not None:
         squares = torch.zeros(len(x), 2, dtype=torch.float64)
         threads, start, failed = torch.get_num_threads(), 0, 0
         for part in image:
-            places = (t[:, start : start + part.shape[1]] for t in (x, f, g))
-            pointers = [n for t in (part, *places) for n in (t.data_ptr(), t.stride(0))]
-            failed |= library.opteq_rows_observe(*pointers, *part.shape, squares.data_ptr(), threads)
-            start += part.shape[1]
+            rows, n = part.shape
+            pointers = [part.data_ptr(), part.stride(0)]
+            for t in (x, f, g):
+                pointers += t.data_ptr() + start * t.element_size(), t.stride(0)
+            failed |= library.opteq_rows_observe(*pointers, rows, n, squares.data_ptr(), threads)
+            start += n
         if not failed:
-            return squares.sqrt_().T.tolist()
+            return squares.sqrt_()
     for place, part in zip(f.split([part.shape[1] for part in image], 1), image, strict=True):
         place.copy_(part)
     torch.sub(f, x, out=g)
-    return torch.stack((row_norms(g), row_norms(f))).tolist()
+    return norms(g, f)
 
 
 def descend(x: Tensor, r: Tensor, p: Tensor, q: Tensor, mp: Tensor, rr: Tensor, active: Tensor) -> None:
@@ -68,7 +75,7 @@ def descend(x: Tensor, r: Tensor, p: Tensor, q: Tensor, mp: Tensor, rr: Tensor, 
         rr: `(batch,)` `⟨r, M r⟩` in float64.
         active: `(batch,)` which rows take the step; those where `⟨mp, q⟩` is not positive do no more.
     """
-    library = _library() if _dense(x, r, p, q, mp) else None
+    library = compiled() if _dense(x, r, p, q, mp) else None
     if library is not None:
         pointers = [t.data_ptr() for t in (x, r, p, q, mp, rr, active)]
         library.opteq_rows_descend(*pointers, *x.shape, torch.get_num_threads())
@@ -92,7 +99,7 @@ def turn(p: Tensor, mp: Tensor, r: Tensor, mr: Tensor, rr: Tensor, goal: float, 
         goal: the `rr` that is small enough.
         active: `(batch,)` which rows took the step; those that have reached the goal take no more.
     """
-    library = _library() if _dense(p, mp, r, mr) else None
+    library = compiled() if _dense(p, mp, r, mr) else None
     if library is not None:
         pointers = [t.data_ptr() for t in (p, mp, r, mr, rr)]
         library.opteq_rows_turn(*pointers, goal, active.data_ptr(), *p.shape, torch.get_num_threads())
@@ -108,87 +115,32 @@ def turn(p: Tensor, mp: Tensor, r: Tensor, mr: Tensor, rr: Tensor, goal: float, 
         torch.addcmul(mr, beta, mp, out=mp)
 
 
-def mix(
-    changes: Tensor,
-    candidates: Tensor,
-    gram: Tensor,
-    used: int,
-    newest: int,
-    usable: Tensor | None = None,
-    restarts: Tensor | None = None,
-) -> Tensor:
-    """A step of Anderson's method: `Σ α_i c_i` over the candidates `c_i` of each row.
-
-    The weights `α` make `‖Σ α_i g_i‖² + λ Σ (α_i ‖g_i‖)²` smallest under `Σ α_i = 1`, over the usable
-    changes `g_i`; `λ` is ten times the machine epsilon. Where the system that says so is singular, which
-    takes an exact dependence, the newest candidate is taken alone.
-
-    Args:
-        changes: `(batch, memory, n)`, contiguous, of which the first `used` count.
-        candidates: likewise.
-        gram: `(batch, memory, memory)` inner products of the changes in float64, to which those of the newest
-            are added.
-        used: number of changes.
-        newest: index of the newest change.
-        usable: `(batch, used)` which of them a row may use; all unless given, and always the newest.
-        restarts: `(batch,)` which rows are to take the usable candidate of the smallest change alone.
-    """
-    # The regularisation is proportional to each change; the tiny number serves exact zeros.
-    # What falling residuals do to the scales of the system, elimination in float64 does not mind.
-    ridge = 10 * torch.finfo(torch.promote_types(changes.dtype, torch.float32)).eps
-    library = _library() if _native(changes[:, 0], candidates[:, 0]) else None
-    if library is not None:
-        batch, memory, n = changes.shape
-        following = torch.empty(batch, n)
-        flags = [None if t is None else t.contiguous() for t in (usable, restarts)]
-        pointers = [t.data_ptr() for t in (changes, candidates, gram)]
-        pointers += [None if t is None else t.data_ptr() for t in flags]
-        sizes = (batch, memory, n, used, newest, torch.get_num_threads())
-        if not library.opteq_rows_mix(*pointers, ridge, following.data_ptr(), *sizes):
-            return following
-    # As a product of a row with a matrix this runs many times faster than matrix times column.
-    products = torch.bmm(changes[:, newest, None], changes[:, :used].mT)[:, 0]
-    gram[:, newest, :used] = products
-    gram[:, :used, newest] = products
-    products = gram[:, :used, :used]
-    if usable is None:
-        usable = torch.ones(len(gram), used, dtype=torch.bool, device=gram.device)
-    weights = _weights(products, usable, newest, ridge)
-    if restarts is not None:
-        sizes = products.diagonal(dim1=1, dim2=2).masked_fill(~usable, torch.inf)
-        best = F.one_hot(sizes.argmin(1), used).to(weights.dtype)
-        weights = torch.where(restarts[:, None], best, weights)
-    return torch.bmm(weights.to(candidates.dtype)[:, None], candidates[:, :used])[:, 0]
-
-
-def _weights(gram: Tensor, usable: Tensor, newest: int, ridge: float) -> Tensor:
-    """`(batch, used)` mixing weights `α`, zero for what a row may not use."""
-    used = gram.shape[1]
-    identity = torch.eye(used, dtype=gram.dtype, device=gram.device)
-    regular = torch.addcmul(torch.finfo(gram.dtype).tiny * identity, gram, 1 + ridge * identity)
-    both = usable[:, :, None] & usable[:, None, :]
-    solution, info = torch.linalg.solve_ex(torch.where(both, regular, identity), usable.to(gram.dtype))
-    weights = solution / solution.sum(1, keepdim=True)
-    alone = F.one_hot(torch.tensor(newest, device=gram.device), used).to(weights.dtype)
-    return torch.where((info > 0)[:, None], alone, weights)
-
-
-def _native(*matrices: Tensor) -> bool:
-    return all(
-        m.dtype == torch.float32
-        and m.device.type == "cpu"
-        and (m.stride(1) == 1 or m.shape[1] == 1)
-        and not m.is_neg()
-        for m in matrices
-    )
+def is_native(*matrices: Tensor) -> bool:
+    """Whether compiled code can work on these matrices."""
+    # A loop takes half the time of `all`, at every step of every solve.
+    for m in matrices:
+        if m.dtype != torch.float32 or not m.is_cpu or m.is_neg():
+            return False
+        if m.stride(1) != 1 and m.shape[1] != 1:
+            return False
+    return True
 
 
 def _dense(*matrices: Tensor) -> bool:
-    return _native(*matrices) and all(m.is_contiguous() for m in matrices)
+    return is_native(*matrices) and all(m.is_contiguous() for m in matrices)
 
 
-def _library() -> ctypes.CDLL | None:
+def compiled() -> ctypes.CDLL | None:
+    """The library, None where all is to be done by PyTorch."""
     return load_native(_SOURCE, _declare)
+
+
+class History(ctypes.Structure):
+    """What Anderson's method keeps of its rows, as C has it."""
+
+    _fields_: ClassVar = [
+        (name, ctypes.c_void_p) for name in ("changes", "candidates", "gram", "best", "before", "born")
+    ]
 
 
 def _declare(library: ctypes.CDLL) -> None:
@@ -198,4 +150,11 @@ def _declare(library: ctypes.CDLL) -> None:
     library.opteq_rows_descend.restype = None
     library.opteq_rows_turn.argtypes = [pointer] * 5 + [ctypes.c_double, pointer] + [size] * 2 + [number]
     library.opteq_rows_turn.restype = None
-    library.opteq_rows_mix.argtypes = [pointer] * 5 + [ctypes.c_double, pointer] + [size] * 5 + [number]
+    doubles = [ctypes.c_double] * 2
+    library.opteq_rows_mix.argtypes = (
+        [History, pointer, size, *doubles, number, pointer] + [size] * 3 + [number]
+    )
+    library.opteq_rows_judge.argtypes = (
+        [pointer, ctypes.c_double, *doubles, size] + [pointer] * 4 + [size, pointer]
+    )
+    library.opteq_rows_judge.restype = None

@@ -1,0 +1,63 @@
+"""The record of a solve, in C and with PyTorch."""
+
+import math
+
+import pytest
+import torch
+
+from opteq import native
+from opteq.solvers import rows
+from opteq.solvers.progress import Progress
+
+
+@pytest.fixture(params=["C", "PyTorch"], autouse=True)
+def way(request, monkeypatch):
+    if request.param == "PyTorch":
+        monkeypatch.setattr(native, "enabled", False)
+    elif rows.compiled() is None:
+        pytest.skip("no C compiler, or another processor")
+    return request.param
+
+
+def table(*rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def test_samples_stop_one_by_one():
+    progress = Progress(4, torch.device("cpu"), tol=0.1, max_steps=5, scale=2.0, tiny=1e-30)
+    # Residuals 2, .1, .4, 1.
+    assert progress.record(table((1, 1), (0.05, 1), (0.4, 2), (2, 4))) == (3, 0)
+    assert progress.active.tolist() == [True, False, True, True]
+    # What the second would do now is not asked; the third stops for the tolerance, the fourth for good.
+    assert progress.record(table((1, 1), (9, 1), (0.1, 2), (math.nan, 4))) == (1, 1)
+    assert progress.record(table((math.inf, 1), (0, 1), (math.nan, 2), (0, 4))) == (0, 2)
+    info = progress.info(torch.float32)
+    assert info.evaluations == 3
+    assert info.steps.tolist() == [3, 1, 2, 2]
+    assert info.converged.tolist() == [False, True, True, False]
+    nan, inf = math.nan, math.inf
+    expected = torch.tensor([[2, 2, inf], [0.1, nan, nan], [0.4, 0.1, nan], [1, nan, nan]])
+    torch.testing.assert_close(info.residuals, expected, equal_nan=True)
+
+
+def test_an_image_of_nothing_is_relative_to_the_least_size():
+    progress = Progress(3, torch.device("cpu"), tol=0.1, max_steps=5, scale=1.0, tiny=1e-3)
+    # A change of nothing has converged; an infinite residual is no reason to give up.
+    assert progress.record(table((0, 0), (1e-3, 0), (1e-3, math.nan))) == (2, 0)
+    assert progress.active.tolist() == [False, True, True]
+    assert str(progress.info(torch.float64).residuals[:, 0].tolist()) == "[0.0, 1.0, nan]"
+
+
+def test_who_never_stops_took_all_steps():
+    progress = Progress(2, torch.device("cpu"), tol=0.1, max_steps=2, scale=1.0, tiny=1e-3)
+    for _ in range(2):
+        assert progress.record(table((1, 1), (1, 1))) == (2, 0)
+    info = progress.info(torch.float32)
+    assert info.steps.tolist() == [2, 2]
+    assert not info.converged.any()
+
+
+def test_no_samples_have_no_progress():
+    progress = Progress(0, torch.device("cpu"), tol=0.1, max_steps=2, scale=1.0, tiny=1e-3)
+    assert progress.record(torch.empty(0, 2, dtype=torch.float64)) == (0, 0)
+    assert progress.info(torch.float32).residuals.shape == (0, 1)
