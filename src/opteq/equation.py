@@ -25,7 +25,7 @@ class SymmetricForm:
             the `K` of `S = K M` instead.
         enter: right-hand side from the cotangent `g`.
         leave: adjoint solution `u` from `g` and a solution that was put once through `v ← enter(g) + S v`.
-        pullback: the linearization's `pullback(leave(v, g))` straight from `v`, where that saves work.
+        pullback: the linearization's `pullback(leave(v, g))` from `v` and `g`, where that saves work.
         metric: a positive semidefinite `M` in whose inner product `pᵀM q` the `S` is symmetric; None for
             the identity.
     """
@@ -33,7 +33,7 @@ class SymmetricForm:
     matvec: Callable[[State], State]
     enter: Callable[[State], State]
     leave: Callable[[State, State], State]
-    pullback: Callable[[State], Gradients] | None = None
+    pullback: Callable[[State, State], Gradients] | None = None
     metric: Callable[[State], State] | None = None
 
 
@@ -71,6 +71,23 @@ class Linearization(ABC):
     def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, State]:
         """`pullback` and `vjp` of one cotangent; maps share the work of the two where they can."""
         return self.pullback(cotangent), self.vjp(cotangent)
+
+
+@dataclass(frozen=True, slots=True)
+class Substitution:
+    """An equation `z = T(z)` in another variable, `u = F(u)`.
+
+    Attributes:
+        function: `F`.
+        initial: where solves start.
+        first: `F(initial)`.
+        recover: the `z` that belongs to a `u`.
+    """
+
+    function: Callable[[State], State]
+    initial: State
+    first: State
+    recover: Callable[[State], State]
 
 
 class Equation(ABC):
@@ -119,6 +136,20 @@ class Equation(ABC):
     def first_iterate(self) -> State:
         """`z¹ = T(z⁰)`, where solves start; maps compute it without the product `W z⁰ = 0`."""
         return self(self.initial())
+
+    def prepared(self) -> Self:
+        """The same equation, to be solved and differentiated, with what pays to be computed once for both.
+
+        For equations cut off from the graph: what is computed is constant.
+        """
+        return self
+
+    def substitution(self) -> Substitution | None:
+        """The variable in which a solve is cheaper than in the state, None where there is none.
+
+        A relative residual of `u` is to bound that of `z`.
+        """
+        return None
 
     @abstractmethod
     def energy(self, state: State) -> Tensor:
@@ -216,7 +247,7 @@ def symmetrized(
         matvec=lambda v: scale(matvec(scale(v))),
         enter=scale,
         leave=lambda v, g: map_state(torch.add, g, matvec(scale(v))),
-        pullback=lambda v: pullback(scale(v)),
+        pullback=lambda v, _: pullback(scale(v)),
     )
 
 

@@ -18,7 +18,7 @@ from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
 from opteq.results import Solution, SolveInfo, State, Trace, map_state
 from opteq.solvers.anderson import Anderson
-from opteq.solvers.base import Solver, find_fixed_point
+from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
 from opteq.solvers.rows import row_norms
 from opteq.solvers.space import Space
 
@@ -111,21 +111,30 @@ class EquilibriumLayer(nn.Module):
         else:
             assert isinstance(self.gradient, AdjointMethod)
             assert self.solver is not None
-            detached = equation.detach()
+            detached = equation.detach().prepared()
             _check_autocast(self.solver, detached.tensors[0].device)
-            with torch.no_grad():
-                # Of the attached equation, which may have it at hand.
-                first = map_state(Tensor.detach, equation.first_iterate())
-            joint = detached.batch_coupled
-            if self.solver.needs_gradient_map:
-                function, scale = detached.gradient_map()
-                found = find_fixed_point(function, first, self.solver, scale, joint)
-            else:
-                found = find_fixed_point(detached, detached.initial(), self.solver, joint=joint, first=first)
+            found = self._found(equation, detached)
             info = found.info
             self._report("forward", info)
             state = attach(self.gradient, equation, detached, found, self._report_adjoint)
         return equation, state, info
+
+    def _found(self, equation: Equation, detached: Equation) -> FixedPoint:
+        assert self.solver is not None
+        joint = detached.batch_coupled
+        form = None if self.solver.needs_gradient_map else detached.substitution()
+        if form is not None:
+            found = find_fixed_point(form.function, form.initial, self.solver, joint=joint, first=form.first)
+            # One more application of the map than the value of `u`, as the image of a value is.
+            z = form.recover(found.image)
+            return FixedPoint(z, z, found.info)
+        with torch.no_grad():
+            # Of the attached equation, which may have it at hand.
+            first = map_state(Tensor.detach, equation.first_iterate())
+        if self.solver.needs_gradient_map:
+            function, scale = detached.gradient_map()
+            return find_fixed_point(function, first, self.solver, scale, joint)
+        return find_fixed_point(detached, detached.initial(), self.solver, joint=joint, first=first)
 
     def _report_adjoint(self, info: SolveInfo) -> None:
         self._report("adjoint", info)

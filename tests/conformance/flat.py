@@ -72,7 +72,7 @@ class FlatLinearization(Linearization):
             matvec=self._flat(form.matvec),
             enter=self._flat(form.enter),
             leave=self._flat(form.leave),
-            pullback=None if pullback is None else lambda v: pullback(self._space.restore(v)),
+            pullback=None if pullback is None else lambda *flat: pullback(*map(self._space.restore, flat)),
             metric=None if form.metric is None else self._flat(form.metric),
         )
 

@@ -1,5 +1,7 @@
 """The unit is the proximal operator that theory says it is."""
 
+from dataclasses import replace
+
 import cvxpy as cp
 import numpy as np
 import pytest
@@ -8,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from opteq import Anderson, AveragePool, Conv2d, Dense, EquilibriumLayer, OptEqUnit, Picard
+from opteq import Anderson, AveragePool, Conv2d, Dense, EquilibriumLayer, Implicit, OptEqUnit, Picard
 from opteq.activations import Activation
 from opteq.errors import ConfigError, ShapeError
 from opteq.maps.optequnit import OptEqEquation
+from opteq.solvers.base import solve_fixed_point
 from tests.conformance.instances import ACTIVATIONS, seeded
 from tests.conformance.reference import jacobian, random
 
@@ -233,6 +236,79 @@ def test_the_certificate_is_sharp_for_a_linear_unit(seed: int):
     equation = equation_of(unit("identity", mu=1.7, seed=seed))
     true = torch.linalg.matrix_norm(jacobian(equation, random(5, 4)), 2)
     torch.testing.assert_close(equation.contraction().value, true, rtol=1e-10, atol=0)
+
+
+def prepared_of(module: OptEqUnit, batch: int) -> OptEqEquation:
+    equation = equation_of(module, batch).prepared()
+    assert equation.gram is not None
+    return equation
+
+
+@every_activation
+@every_mu
+@pytest.mark.parametrize("hidden", [3, 6])
+def test_the_hidden_variable_has_the_same_equilibrium(activation: Activation, mu: float, hidden: int):
+    module = unit(activation, mu, hidden)
+    equation = prepared_of(module, 40)
+    form = equation.substitution()
+    assert form is not None
+    (W,) = equation.weights
+    torch.testing.assert_close(form.first, form.function(form.initial), rtol=0, atol=0)
+    z = random(40, 4, seed=3)
+    # F(W z) = W T(z), and the recovered state is T(z).
+    torch.testing.assert_close(form.function(z @ W.mT), equation(z) @ W.mT, rtol=1e-12, atol=1e-13)
+    torch.testing.assert_close(form.recover(z @ W.mT), equation(z), rtol=1e-12, atol=1e-13)
+    exact, _ = solve_fixed_point(equation, equation.initial(), EXACT)
+    found = EquilibriumLayer(module, EXACT)(2 * random(40, 3))
+    torch.testing.assert_close(found, exact, rtol=1e-10, atol=1e-11)
+
+
+@every_activation
+@every_mu
+@pytest.mark.parametrize("hidden", [3, 6])
+def test_the_adjoint_in_the_hidden_variable_gives_the_same_gradients(
+    activation: Activation, mu: float, hidden: int
+):
+    equation = prepared_of(unit(activation, mu, hidden), 40)
+    z, g = random(40, 4, seed=3), random(40, 4, seed=4)
+    J = jacobian(equation, z)
+    u = torch.linalg.solve(torch.eye(4) - J.mT, g[:, :, None])[:, :, 0]
+    expected = replace(equation, gram=None).linearize(z).pullback(u)
+    method = Implicit(tol=1e-13, max_steps=200)
+    infos = []
+    torch.testing.assert_close(method.pullback(equation, z, g, infos.append), expected, rtol=1e-9, atol=1e-10)
+    assert infos[0].converged.all()
+    form = equation.linearize(z).symmetric
+    assert form is not None
+    D = equation.activation.derivative(equation.preactivation(z))
+    q = D.sqrt() * (u @ equation.weights[0].mT)
+    torch.testing.assert_close(form.enter(g) + form.matvec(q), q, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(form.leave(q, g), u, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-8])
+def test_a_residual_of_the_hidden_variable_bounds_that_of_the_state(tol: float):
+    module = unit("relu", hidden=6)
+    x = 2 * random(200, 3)
+    solution = EquilibriumLayer(module, Anderson(tol=tol)).solve(x)
+    image = module.bind(x)(solution.state)
+    residual = (image - solution.state).norm(dim=1) / image.norm(dim=1)
+    assert solution.info.converged.all()
+    rounding = 1e-15
+    assert (residual <= solution.info.residual * (1 + tol) + rounding).all()
+    assert residual.max() > 1e-3 * tol
+
+
+def test_the_gram_matrix_belongs_to_its_weights_and_to_full_precision():
+    equation = prepared_of(unit(), 40)
+    assert equation.with_tensors(equation.tensors).gram is None
+    with torch.autocast("cpu"):
+        assert equation_of(unit(), 40).prepared().gram is None
+    # A hidden variable twice as large as the state saves nothing, and a sample or two of many numbers little.
+    assert equation_of(unit(hidden=9), 40).prepared().gram is None
+    weights = (torch.zeros(64, 64),)
+    assert Dense(64, 64).gram(weights, products=64) is None
+    assert Dense(64, 64).gram(weights, products=65) is not None
 
 
 @pytest.mark.parametrize(

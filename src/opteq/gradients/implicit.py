@@ -61,7 +61,7 @@ class Implicit(AdjointMethod):
             v, info = self._solve_symmetric(form, state, cotangent)
             report(info)
             if form.pullback is not None:
-                return form.pullback(v)
+                return form.pullback(v, cotangent)
             return linearization.pullback(form.leave(v, cotangent))
         adjoint, info = self._solve(linearization, state, cotangent, equation.batch_coupled)
         report(info.shared_by(len(tensors_of(state)[0])) if equation.batch_coupled else info)
@@ -69,18 +69,20 @@ class Implicit(AdjointMethod):
 
     def _solve_symmetric(self, form: SymmetricForm, state: State, g: State) -> tuple[State, SolveInfo]:
         # The state's layout, whichever layout the cotangent arrives in, is the one the map is fast in.
-        space = Space(state)
+        given = Space(state)
+        right = form.enter(given.restore(given.flatten(g)))
+        space = Space(right)
 
         def measure(v: Tensor) -> Tensor:
             assert form.metric is not None
             return space.flatten(form.metric(space.restore(v)))
 
         def residual_operator(v: Tensor, measured: Tensor | None = None) -> Tensor:
-            given = space.restore(v if measured is None else measured)
-            image = form.matvec(given)
-            return space.subtract(v, image, overwrite=image is not given)
+            argument = space.restore(v if measured is None else measured)
+            image = form.matvec(argument)
+            return space.subtract(v, image, overwrite=image is not argument)
 
-        b = space.flatten(form.enter(g))
+        b = space.flatten(right)
         metric = None if form.metric is None else measure
         v, residual, info = conjugate_gradients(residual_operator, b, self.tol, self.max_steps, metric)
         # `b + S v`, a plain iteration more, is nearer to the solution than `v`, and here costs no product.

@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from opteq.activations import Activation, get_activation
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, symmetric_psd
+from opteq.equation import (
+    Equation,
+    Gradients,
+    Linearization,
+    Substitution,
+    SymmetricForm,
+    symmetric_psd,
+)
 from opteq.errors import ConfigError
 from opteq.maps.base import (
     EquilibriumMap,
@@ -25,6 +32,9 @@ from opteq.operators.base import LinearOperator, Weights
 from opteq.operators.constraint import constrained_weights
 from opteq.options import is_number
 from opteq.results import Certificate, State
+
+# Evaluations that a solve is counted on to take, where that decides how it is computed.
+_PRODUCTS = 8
 
 
 class OptEqUnit(EquilibriumMap):
@@ -111,13 +121,15 @@ class OptEqEquation(Equation):
     operator: LinearOperator
     activation: Activation
     mu: float
+    # `W Wᵀ/μ` of these weights, where it was `prepared`.
+    gram: Tensor | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.injection, *self.weights)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, injection=tensors[0], weights=tuple(tensors[1:]))
+        return replace(self, injection=tensors[0], weights=tuple(tensors[1:]), gram=None)
 
     @property
     def proximal(self) -> bool:
@@ -128,6 +140,34 @@ class OptEqEquation(Equation):
 
     def first_iterate(self) -> Tensor:
         return self.pool(self.activation(self.injection))
+
+    def prepared(self) -> Self:
+        # Under autocast the products of the map are rougher than those of its Gram matrix would be.
+        if torch.is_autocast_enabled(self.injection.device.type):
+            return self
+        gram = self.operator.gram(self.weights, _PRODUCTS * len(self.injection))
+        return self if gram is None else replace(self, gram=gram / self.mu)
+
+    def substitution(self) -> Substitution | None:
+        """`u = W z`: `u = G σ(u + c)` with `G = W Wᵀ/μ`, and `z = (1/μ) Wᵀ σ(u + c)`.
+
+        One product with `G` in place of one with `W` and one with `Wᵀ`. Since `T(z) - z` is
+        `(1/μ) Wᵀ(σ(F(u) + c) - σ(u + c))` and `W z = F(u)`, the relative residual of `z` is at most
+        `L_σ ‖W‖²/μ ≤ 1` times that of `u`.
+        """
+        if self.gram is None:
+            return None
+        zero = torch.zeros_like(self.injection)
+        return Substitution(self._hidden_image, zero, self._hidden_image(zero), self._recovered)
+
+    def _hidden_image(self, u: State) -> Tensor:
+        assert isinstance(u, Tensor)
+        assert self.gram is not None
+        return self.activation.overwrite(u + self.injection) @ self.gram
+
+    def _recovered(self, u: State) -> Tensor:
+        assert isinstance(u, Tensor)
+        return self.pool(self.activation.overwrite(u + self.injection))
 
     def preactivation(self, state: Tensor) -> Tensor:
         """`W z + c`."""
@@ -160,7 +200,8 @@ class OptEqEquation(Equation):
 
     def linearize(self, state: State) -> Linearization:
         assert isinstance(state, Tensor)
-        return _OptEqLinearization(self, state)
+        kind = _OptEqLinearization if self.gram is None else _GramLinearization
+        return kind(self, state)
 
     def value_and_linearization(self, state: State) -> tuple[State, Linearization]:
         assert isinstance(state, Tensor)
@@ -206,13 +247,16 @@ class _OptEqLinearization(Linearization):
     def pullback(self, cotangent: State) -> Gradients:
         # ⟨u, T(z)⟩ = ⟨W u, σ(W z + c)⟩/μ depends on W twice.
         assert isinstance(cotangent, Tensor)
+        return self._pullback(cotangent, self._lift(cotangent).mul_(self._slope))
+
+    def _pullback(self, cotangent: Tensor, moved: Tensor) -> Gradients:
+        """`pullback` of a cotangent `u` with `D W u`."""
         equation = self._equation
-        injection = self._lift(cotangent).mul_(self._slope)
-        injection = injection if equation.mu == 1 else injection / equation.mu
+        injection = moved if equation.mu == 1 else moved / equation.mu
         hidden = self.hidden if equation.mu == 1 else self.hidden / equation.mu
         outer = equation.operator.weight_gradient(equation.weights, cotangent, hidden)
         inner = equation.operator.weight_gradient(equation.weights, self._state, injection)
-        return (injection, *map(torch.add, outer, inner))
+        return (injection, *map(Tensor.add_, outer, inner))
 
     def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, Tensor]:
         # The gradient of the injection is D W u/μ already.
@@ -223,3 +267,37 @@ class _OptEqLinearization(Linearization):
 
     def _lift(self, u: Tensor) -> Tensor:
         return self._equation.operator.matvec(self._equation.weights, u)
+
+
+class _GramLinearization(_OptEqLinearization):
+    """The same, its adjoint equation in the hidden variable.
+
+    For `q = D^½ W u`, the adjoint equation `u = g + (1/μ) WᵀDW u` reads `q = D^½ W g + D^½ G D^½ q`, and
+    `u = g + (1/μ) Wᵀ D^½ q`.
+    """
+
+    @property
+    def symmetric(self) -> SymmetricForm | None:
+        equation, root = self._equation, self._slope.sqrt()
+        gram = equation.gram
+        assert gram is not None
+
+        def scale(v: State) -> Tensor:
+            assert isinstance(v, Tensor)
+            return root * v
+
+        def enter(g: State) -> Tensor:
+            assert isinstance(g, Tensor)
+            return self._lift(g).mul_(root)
+
+        def leave(q: State, g: State) -> Tensor:
+            assert isinstance(g, Tensor)
+            return equation.pool(scale(q)).add_(g)
+
+        return SymmetricForm(
+            matvec=lambda q: (scale(q) @ gram).mul_(root),
+            enter=enter,
+            leave=leave,
+            # D W u is at hand: D^½ q.
+            pullback=lambda q, g: self._pullback(leave(q, g), scale(q)),
+        )

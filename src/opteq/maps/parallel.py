@@ -132,7 +132,7 @@ class _ParallelLinearization(Linearization):
             matvec=lambda v: _branchwise([form.matvec for form in forms], v),
             enter=lambda g: _branchwise([form.enter for form in forms], g),
             leave=lambda v, g: _branchwise([form.leave for form in forms], v, g),
-            pullback=(lambda v: _concatenated(pullbacks, v)) if len(pullbacks) == len(forms) else None,
+            pullback=(lambda v, g: _concatenated(pullbacks, v, g)) if len(pullbacks) == len(forms) else None,
             metric=(lambda v: _branchwise([m or _identity for m in metrics], v)) if any(metrics) else None,
         )
 
@@ -156,9 +156,9 @@ def _branchwise(functions: Sequence[Callable[..., State]], *states: State) -> tu
     return _joined(function(*row) for function, *row in rows)
 
 
-def _concatenated(functions: Sequence[Callable[[State], Gradients]], state: State) -> Gradients:
-    pairs = zip(functions, tensors_of(state), strict=True)
-    return tuple(gradient for function, v in pairs for gradient in function(v))
+def _concatenated(functions: Sequence[Callable[..., Gradients]], *states: State) -> Gradients:
+    rows = zip(functions, *map(tensors_of, states), strict=True)
+    return tuple(gradient for function, *row in rows for gradient in function(*row))
 
 
 def _joined(states: Iterable[State]) -> tuple[Tensor, ...]:

@@ -67,7 +67,14 @@ class LinearOperator(nn.Module, ABC):
 
     @abstractmethod
     def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
-        """Gradient of `⟨y, W x⟩` with respect to the weights."""
+        """Gradient of `⟨y, W x⟩` with respect to the weights, in memory of its own."""
+
+    def gram(self, weights: Weights, products: int) -> Tensor | None:
+        """`W Wᵀ` as a matrix, None where it is not worth its cost for so many products with it.
+
+        A product with it stands in the place of one with `Wᵀ` and one with `W`.
+        """
+        return None
 
     @abstractmethod
     def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:

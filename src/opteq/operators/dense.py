@@ -40,6 +40,10 @@ class Dense(LinearOperator):
     def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
         return (y.mT @ x,)
 
+    def gram(self, weights: Weights, products: int) -> Tensor | None:
+        saved = products * (2 * self.in_channels - self.out_channels)
+        return weights[0] @ weights[0].mT if saved > self.in_channels * self.out_channels else None
+
     def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
         return (self.out_channels,)
 
