@@ -26,6 +26,10 @@ class SymmetricForm:
         enter: right-hand side from the cotangent `g`.
         leave: adjoint solution `u` from `g` and a solution that was put once through `v ← enter(g) + S v`.
         pullback: the linearization's `pullback(leave(v, g))` from `v` and `g`, where that saves work.
+        follow: where given, told after each product `S p` the lengths `(batch,)` of the steps that the solver
+            takes along `p`, so that the form can add up what it made of `p` on the way.
+        lifted: whether `v = F u` for an `F` of norm at most 1 or so, so that what a residual of `v` leaves in
+            the adjoint equation is to be compared with `g`, not with `enter(g)`.
         metric: a positive semidefinite `M` in whose inner product `pᵀM q` the `S` is symmetric; None for
             the identity.
     """
@@ -34,6 +38,8 @@ class SymmetricForm:
     enter: Callable[[State], State]
     leave: Callable[[State, State], State]
     pullback: Callable[[State, State], Gradients] | None = None
+    follow: Callable[[Tensor], None] | None = None
+    lifted: bool = False
     metric: Callable[[State], State] | None = None
 
 

@@ -17,6 +17,7 @@ from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, at
 from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
 from opteq.results import Solution, SolveInfo, State, Trace, map_state
+from opteq.rounding import tolerating
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
 from opteq.solvers.rows import row_norms
@@ -104,13 +105,16 @@ class EquilibriumLayer(nn.Module):
         return self.map.bind(x)
 
     def _equilibrium(self, x: State) -> tuple[Equation, State, SolveInfo]:
-        equation = self.bind(x)
         if isinstance(self.gradient, DirectMethod):
+            equation = self.bind(x)
             state, info = self.gradient.run(equation)
             self._report("forward", info)
         else:
             assert isinstance(self.gradient, AdjointMethod)
             assert self.solver is not None
+            # What is constant in a solve need be no more exact than the solve.
+            with tolerating(self.solver.tol):
+                equation = self.bind(x)
             detached = equation.detach().prepared()
             _check_autocast(self.solver, detached.tensors[0].device)
             found = self._found(equation, detached)

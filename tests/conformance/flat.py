@@ -54,12 +54,12 @@ class FlatEquation(Equation):
         return self.inner.contraction(None if state is None else self.space.restore(state))
 
     def linearize(self, state) -> Linearization:
-        return FlatLinearization(self.inner.linearize(self.space.restore(state)), self.space)
+        return FlatLinearization(self.inner.linearize(self.space.restore(state)), self.space, state)
 
 
 class FlatLinearization(Linearization):
-    def __init__(self, inner: Linearization, space: Space):
-        self._inner, self._space = inner, space
+    def __init__(self, inner: Linearization, space: Space, state: Tensor):
+        self._inner, self._space, self._state = inner, space, state
         self.structure = inner.structure
 
     @property
@@ -67,13 +67,16 @@ class FlatLinearization(Linearization):
         form = self._inner.symmetric
         if form is None:
             return None
-        pullback = form.pullback
+        restore, pullback, metric = self._space.restore, form.pullback, form.metric
+        # The variable of the form need not have the shape of the state.
+        own = Space(form.enter(restore(self._state)))
         return SymmetricForm(
-            matvec=self._flat(form.matvec),
-            enter=self._flat(form.enter),
-            leave=self._flat(form.leave),
-            pullback=None if pullback is None else lambda *flat: pullback(*map(self._space.restore, flat)),
-            metric=None if form.metric is None else self._flat(form.metric),
+            matvec=lambda v: own.flatten(form.matvec(own.restore(v))),
+            enter=lambda g: own.flatten(form.enter(restore(g))),
+            leave=lambda v, g: self._space.flatten(form.leave(own.restore(v), restore(g))),
+            pullback=None if pullback is None else lambda v, g: pullback(own.restore(v), restore(g)),
+            follow=form.follow,
+            metric=None if metric is None else lambda v: own.flatten(metric(own.restore(v))),
         )
 
     def jvp(self, tangent) -> Tensor:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 from opteq import OptEqUnit
 from opteq.equation import AutogradLinearization, Equation
@@ -98,7 +99,8 @@ def test_the_symmetric_form_solves_the_adjoint_equation(case: MapCase, seed: int
         assert linearization.structure == "none"
         return
     dense = jacobian(equation, z)[0]
-    symmetric = matrix_of(form.matvec, tuple(z.shape[1:]))
+    right = form.enter(g)
+    symmetric = matrix_of(form.matvec, tuple(right.shape[1:]))
     torch.testing.assert_close(symmetric, symmetric.mT, rtol=0, atol=1e-12)
     if form.metric is not None:
         metric = matrix_of(form.metric, tuple(z.shape[1:]))
@@ -107,10 +109,16 @@ def test_the_symmetric_form_solves_the_adjoint_equation(case: MapCase, seed: int
     if linearization.structure == "psd":
         torch.testing.assert_close(dense, dense.mT, rtol=0, atol=1e-12)
         assert torch.linalg.eigvalsh(dense).min() >= -1e-13
-    identity = torch.eye(len(symmetric), dtype=torch.float64)
-    v = torch.linalg.solve(identity - symmetric, form.enter(g).flatten()).reshape(z.shape)
-    expected = torch.linalg.solve(identity - dense.mT, g.flatten()).reshape(z.shape)
+
+    def solved(matrix: Tensor, b: Tensor) -> Tensor:
+        identity = torch.eye(len(matrix), dtype=torch.float64)
+        return torch.linalg.solve(identity - matrix, b.flatten()).reshape(b.shape)
+
+    v, expected = solved(symmetric, right), solved(dense.mT, g)
     torch.testing.assert_close(form.leave(v, g), expected, rtol=1e-9, atol=1e-11)
+    if form.pullback is not None:
+        gradients = linearization.pullback(expected)
+        torch.testing.assert_close(form.pullback(v, g), gradients, rtol=1e-9, atol=1e-11)
 
 
 @every_bounded_map

@@ -281,7 +281,7 @@ def test_the_adjoint_in_the_hidden_variable_gives_the_same_gradients(
     form = equation.linearize(z).symmetric
     assert form is not None
     D = equation.activation.derivative(equation.preactivation(z))
-    q = D.sqrt() * (u @ equation.weights[0].mT)
+    q = (D / mu).sqrt() * (u @ equation.weights[0].mT)
     torch.testing.assert_close(form.enter(g) + form.matvec(q), q, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(form.leave(q, g), u, rtol=1e-9, atol=1e-11)
 

@@ -223,7 +223,9 @@ def test_in_eval_mode_samples_are_compared_with_the_last_training_batch(make):
 @pytest.mark.spec("R4.1")
 def test_coupled_regularisers_refuse_what_they_cannot_compare(make):
     regulariser, gamma = make()
-    layer = EquilibriumLayer(Regularised(dense_unit(), regulariser, gamma), Anderson(tol=1e-14, max_steps=500))
+    layer = EquilibriumLayer(
+        Regularised(dense_unit(), regulariser, gamma), Anderson(tol=1e-14, max_steps=500)
+    )
     with pytest.raises(ConfigError, match="compares the samples of a batch, and this one has one"):
         layer(inputs(1))
     layer.eval()

@@ -15,6 +15,7 @@ from opteq.rounding import tolerating
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
 from opteq.solvers.linear import conjugate_gradients, gmres
+from opteq.solvers.rows import row_norms
 from opteq.solvers.space import Space
 
 _METHODS = ("auto", "cg", "anderson", "gmres")
@@ -70,7 +71,8 @@ class Implicit(AdjointMethod):
     def _solve_symmetric(self, form: SymmetricForm, state: State, g: State) -> tuple[State, SolveInfo]:
         # The state's layout, whichever layout the cotangent arrives in, is the one the map is fast in.
         given = Space(state)
-        right = form.enter(given.restore(given.flatten(g)))
+        flat = given.flatten(g)
+        right = form.enter(given.restore(flat))
         space = Space(right)
 
         def measure(v: Tensor) -> Tensor:
@@ -84,7 +86,9 @@ class Implicit(AdjointMethod):
 
         b = space.flatten(right)
         metric = None if form.metric is None else measure
-        v, residual, info = conjugate_gradients(residual_operator, b, self.tol, self.max_steps, metric)
+        size = row_norms(flat) if form.lifted else None
+        options = (self.tol, self.max_steps, metric, form.follow, size)
+        v, residual, info = conjugate_gradients(residual_operator, b, *options)
         # `b + S v`, a plain iteration more, is nearer to the solution than `v`, and here costs no product.
         return space.restore(v.add_(residual)), info
 

@@ -11,18 +11,18 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, eliminated
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, check_branches, expect_operator
 from opteq.maps.kernel import KernelMap
 from opteq.maps.kernelbranches import couple
-from opteq.maps.optequnit import OptEqEquation, OptEqUnit
+from opteq.maps.optequnit import OptEqEquation, OptEqLinearization, OptEqUnit
 from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
-from opteq.objectives.coupling import Coupling, HeritageDiversity, check_channels
+from opteq.objectives.coupling import Coupling, CouplingLinearization, HeritageDiversity, check_channels
 from opteq.operators.base import LinearOperator
 from opteq.options import is_number
-from opteq.results import Certificate, State, distance, tensors_of
+from opteq.results import Certificate, State, distance, map_state, tensors_of
 
 _SWEEPS = ("jacobi", "gauss-seidel")
 _DEFAULT = HeritageDiversity()
@@ -305,21 +305,70 @@ class _MultiBranchLinearization(Linearization):
 
     def __init__(self, equation: MultiBranchEquation, state: State) -> None:
         self._coupling = equation.coupling.linearize(state)
-        self._units = equation.branches.linearize(self._coupling.gradient())
+        received = self._coupling.gradient()
+        self._units = [OptEqLinearization(*pair) for pair in zip(equation.units, received, strict=True)]
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        return eliminated(self._coupling.product, self._units.jvp)
+        return _HiddenAdjoint(self._units, self._coupling).form()
 
     def jvp(self, tangent: State) -> State:
-        return self._units.jvp(self._coupling.product(tangent))
+        return self._through_units(self._coupling.product(tangent))
 
     def vjp(self, cotangent: State) -> State:
-        return self._coupling.product(self._units.vjp(cotangent))
+        return self._coupling.product(self._through_units(cotangent))
 
     def pullback(self, cotangent: State) -> Gradients:
-        gradients, received = self._units.pullback_and_vjp(cotangent)
-        return gradients + self._coupling.pullback(received)
+        pairs = zip(self._units, tensors_of(cotangent), strict=True)
+        gradients, received = zip(*(unit.pullback_and_vjp(u) for unit, u in pairs), strict=True)
+        return tuple(g for own in gradients for g in own) + self._coupling.pullback(received)
+
+    def _through_units(self, v: State) -> tuple[Tensor, ...]:
+        return tuple(unit.jvp(t) for unit, t in zip(self._units, tensors_of(v), strict=True))
+
+
+class _HiddenAdjoint:
+    """The adjoint equation of coupled branches in their hidden variables, for one solve.
+
+    With `S = FᵀF` branch by branch, `u = g + ∂h S u` reads `q = F g + F ∂h Fᵀ q` for `q = F u`, and
+    `u = g + ∂h Fᵀ q`. Conjugate gradients take the steps that they take for `u` in the metric `S`, on
+    smaller vectors, and `∂h Fᵀ q` is the sum of what was computed for their steps.
+    """
+
+    def __init__(self, units: Sequence[OptEqLinearization], coupling: CouplingLinearization) -> None:
+        self._units, self._coupling = units, coupling
+        self._step: tuple[Tensor, ...] = ()  # ∂h Fᵀ p of the last product
+        self._sum: tuple[Tensor, ...] | None = None  # ∂h Fᵀ q
+
+    def form(self) -> SymmetricForm:
+        return SymmetricForm(self.matvec, self.lift, self.leave, self.pullback, self.follow, lifted=True)
+
+    def lift(self, u: State) -> tuple[Tensor, ...]:
+        return tuple(unit.lift(t) for unit, t in zip(self._units, tensors_of(u), strict=True))
+
+    def lower(self, q: State) -> tuple[Tensor, ...]:
+        return tuple(unit.lower(t) for unit, t in zip(self._units, tensors_of(q), strict=True))
+
+    def matvec(self, q: State) -> tuple[Tensor, ...]:
+        self._step = self._coupling.product(self.lower(q))
+        return self.lift(self._step)
+
+    def follow(self, lengths: Tensor) -> None:
+        parts = [(lengths.to(t.dtype).view(-1, *[1] * (t.dim() - 1)), t) for t in self._step]
+        if self._sum is None:
+            self._sum = tuple(t.mul_(length) for length, t in parts)
+        else:
+            self._sum = tuple(s.addcmul_(*part) for s, part in zip(self._sum, parts, strict=True))
+
+    def leave(self, q: State, g: State) -> State:
+        return map_state(torch.add, g, self._coupling.product(self.lower(q)))
+
+    def pullback(self, q: State, g: State) -> Gradients:
+        lowered = self.lower(q)
+        moved = self._coupling.product(lowered) if self._sum is None else self._sum
+        rows = zip(self._units, tensors_of(map_state(torch.add, moved, g)), tensors_of(q), strict=True)
+        gradients = tuple(g for unit, u, lifted in rows for g in unit.pullback_lifted(u, lifted))
+        return gradients + self._coupling.pullback(lowered)
 
 
 def _channels(unit: _Unit) -> int:

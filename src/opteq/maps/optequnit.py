@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
@@ -121,7 +122,7 @@ class OptEqEquation(Equation):
     operator: LinearOperator
     activation: Activation
     mu: float
-    # `W Wᵀ/μ` of these weights, where it was `prepared`.
+    # `W Wᵀ` of these weights, where it was `prepared`.
     gram: Tensor | None = None
 
     @property
@@ -145,11 +146,10 @@ class OptEqEquation(Equation):
         # Under autocast the products of the map are rougher than those of its Gram matrix would be.
         if torch.is_autocast_enabled(self.injection.device.type):
             return self
-        gram = self.operator.gram(self.weights, _PRODUCTS * len(self.injection))
-        return self if gram is None else replace(self, gram=gram / self.mu)
+        return replace(self, gram=self.operator.gram(self.weights, _PRODUCTS * len(self.injection)))
 
     def substitution(self) -> Substitution | None:
-        """`u = W z`: `u = G σ(u + c)` with `G = W Wᵀ/μ`, and `z = (1/μ) Wᵀ σ(u + c)`.
+        """`u = W z`: `u = (1/μ) G σ(u + c)` with `G = W Wᵀ`, and `z = (1/μ) Wᵀ σ(u + c)`.
 
         One product with `G` in place of one with `W` and one with `Wᵀ`. Since `T(z) - z` is
         `(1/μ) Wᵀ(σ(F(u) + c) - σ(u + c))` and `W z = F(u)`, the relative residual of `z` is at most
@@ -163,7 +163,8 @@ class OptEqEquation(Equation):
     def _hidden_image(self, u: State) -> Tensor:
         assert isinstance(u, Tensor)
         assert self.gram is not None
-        return self.activation.overwrite(u + self.injection) @ self.gram
+        image = self.activation.overwrite(u + self.injection) @ self.gram
+        return image if self.mu == 1 else image.div_(self.mu)
 
     def _recovered(self, u: State) -> Tensor:
         assert isinstance(u, Tensor)
@@ -200,12 +201,11 @@ class OptEqEquation(Equation):
 
     def linearize(self, state: State) -> Linearization:
         assert isinstance(state, Tensor)
-        kind = _OptEqLinearization if self.gram is None else _GramLinearization
-        return kind(self, state)
+        return OptEqLinearization(self, state)
 
     def value_and_linearization(self, state: State) -> tuple[State, Linearization]:
         assert isinstance(state, Tensor)
-        linearization = _OptEqLinearization(self, state)
+        linearization = OptEqLinearization(self, state)
         return self.pool(linearization.hidden), linearization
 
     def gradient_map(self) -> tuple[OptEqEquation, float]:
@@ -222,8 +222,11 @@ class OptEqEquation(Equation):
         return terms.flatten(1).sum(1) / self.mu - 0.5 * z.square().flatten(1).sum(1)
 
 
-class _OptEqLinearization(Linearization):
-    """`J = (1/μ) WᵀDW` with `D = diag σ'(W z + c)`: symmetric, positive semidefinite."""
+class OptEqLinearization(Linearization):
+    """`J = (1/μ) WᵀDW` with `D = diag σ'(W z + c)`: symmetric, positive semidefinite.
+
+    `J = FᵀF` with `F = (D/μ)^½ W`, whose values are of the hidden shape.
+    """
 
     structure = "psd"
 
@@ -233,26 +236,63 @@ class _OptEqLinearization(Linearization):
         self._slope = equation.activation.derivative(preactivation)
         self.hidden = equation.activation.overwrite(preactivation)
 
+    @cached_property
+    def _root(self) -> Tensor:
+        """`(D/μ)^½`."""
+        return (self._slope if self._equation.mu == 1 else self._slope / self._equation.mu).sqrt()
+
     @property
     def symmetric(self) -> SymmetricForm | None:
-        return symmetric_psd(self.jvp)
+        gram, root = self._equation.gram, self._root
+        if gram is None:
+            return symmetric_psd(self.jvp)
+
+        # In q = F u, u = g + FᵀF u reads q = F g + FFᵀq, and FFᵀ is the Gram matrix between two diagonals.
+        def matvec(q: State) -> Tensor:
+            assert isinstance(q, Tensor)
+            return torch.mul(root, q).matmul(gram).mul_(root)
+
+        def leave(q: State, g: State) -> Tensor:
+            assert isinstance(g, Tensor)
+            return self.lower(q).add_(g)
+
+        def pullback(q: State, g: State) -> Gradients:
+            return self.pullback_lifted(leave(q, g), q)
+
+        return SymmetricForm(matvec, self.lift, leave, pullback, lifted=True)
+
+    def lift(self, u: State) -> Tensor:
+        """`F u`."""
+        assert isinstance(u, Tensor)
+        return self._equation.operator.matvec(self._equation.weights, u).mul_(self._root)
+
+    def lower(self, q: State) -> Tensor:
+        """`Fᵀ q`."""
+        assert isinstance(q, Tensor)
+        return self._equation.operator.rmatvec(self._equation.weights, q * self._root)
 
     def jvp(self, tangent: State) -> Tensor:
         assert isinstance(tangent, Tensor)
-        return self._equation.pool(self._lift(tangent).mul_(self._slope))
+        moved = self._equation.operator.matvec(self._equation.weights, tangent)
+        return self._equation.pool(moved.mul_(self._slope))
 
     def vjp(self, cotangent: State) -> Tensor:
         return self.jvp(cotangent)
 
     def pullback(self, cotangent: State) -> Gradients:
-        # ⟨u, T(z)⟩ = ⟨W u, σ(W z + c)⟩/μ depends on W twice.
         assert isinstance(cotangent, Tensor)
-        return self._pullback(cotangent, self._lift(cotangent).mul_(self._slope))
-
-    def _pullback(self, cotangent: Tensor, moved: Tensor) -> Gradients:
-        """`pullback` of a cotangent `u` with `D W u`."""
         equation = self._equation
-        injection = moved if equation.mu == 1 else moved / equation.mu
+        moved = equation.operator.matvec(equation.weights, cotangent).mul_(self._slope)
+        return self._pullback(cotangent, moved if equation.mu == 1 else moved.div_(equation.mu))
+
+    def pullback_lifted(self, cotangent: Tensor, lifted: State) -> Gradients:
+        """`pullback` of a cotangent `u` of which `F u` is known."""
+        assert isinstance(lifted, Tensor)
+        return self._pullback(cotangent, lifted * self._root)
+
+    def _pullback(self, cotangent: Tensor, injection: Tensor) -> Gradients:
+        # ⟨u, T(z)⟩ = ⟨W u, σ(W z + c)⟩/μ depends on W twice; its gradient towards c is D W u/μ.
+        equation = self._equation
         hidden = self.hidden if equation.mu == 1 else self.hidden / equation.mu
         outer = equation.operator.weight_gradient(equation.weights, cotangent, hidden)
         inner = equation.operator.weight_gradient(equation.weights, self._state, injection)
@@ -264,40 +304,3 @@ class _OptEqLinearization(Linearization):
         injection = gradients[0]
         assert injection is not None
         return gradients, self._equation.operator.rmatvec(self._equation.weights, injection)
-
-    def _lift(self, u: Tensor) -> Tensor:
-        return self._equation.operator.matvec(self._equation.weights, u)
-
-
-class _GramLinearization(_OptEqLinearization):
-    """The same, its adjoint equation in the hidden variable.
-
-    For `q = D^½ W u`, the adjoint equation `u = g + (1/μ) WᵀDW u` reads `q = D^½ W g + D^½ G D^½ q`, and
-    `u = g + (1/μ) Wᵀ D^½ q`.
-    """
-
-    @property
-    def symmetric(self) -> SymmetricForm | None:
-        equation, root = self._equation, self._slope.sqrt()
-        gram = equation.gram
-        assert gram is not None
-
-        def scale(v: State) -> Tensor:
-            assert isinstance(v, Tensor)
-            return root * v
-
-        def enter(g: State) -> Tensor:
-            assert isinstance(g, Tensor)
-            return self._lift(g).mul_(root)
-
-        def leave(q: State, g: State) -> Tensor:
-            assert isinstance(g, Tensor)
-            return equation.pool(scale(q)).add_(g)
-
-        return SymmetricForm(
-            matvec=lambda q: (scale(q) @ gram).mul_(root),
-            enter=enter,
-            leave=leave,
-            # D W u is at hand: D^½ q.
-            pullback=lambda q, g: self._pullback(leave(q, g), scale(q)),
-        )

@@ -251,7 +251,7 @@ class _Meeting:
 
     def turn(self, da: Tensor, db: Tensor) -> Tensor:
         """`dN` for moves of `A` and `B`."""
-        return _product(da.mT, self.b) + _product(self.a.mT, db)
+        return _add_product(_product(da.mT, self.b), self.a.mT, db)
 
 
 def _moved(m: _Meeting, curvature: Tensor | None, da: Tensor, db: Tensor) -> Iterator[tuple[End, Tensor]]:
@@ -259,8 +259,8 @@ def _moved(m: _Meeting, curvature: Tensor | None, da: Tensor, db: Tensor) -> Ite
     first, second = _product(db, m.k.mT), _product(da, m.k)
     if curvature is not None:
         dk = m.turn(da, db).mul_(curvature).neg_()
-        first += _product(m.b, dk.mT)
-        second += _product(m.a, dk)
+        _add_product(first, m.b, dk.mT)
+        _add_product(second, m.a, dk)
     return zip(m.junction.ends, (first, second), strict=True)
 
 
@@ -286,3 +286,9 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
     # In full precision: N is compared with a width far below its size.
     with torch.autocast(left.device.type, enabled=False):
         return left @ right
+
+
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
+    """`total + left @ right`, in place."""
+    with torch.autocast(left.device.type, enabled=False):
+        return total.baddbmm_(left, right)

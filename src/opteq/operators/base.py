@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from opteq.errors import ShapeError
 from opteq.once import once
 from opteq.operators.lanczos import largest_eigenvalue_bound, largest_ritz_pair
+from opteq.rounding import tolerating
 
 Weights = tuple[Tensor, ...]
 
@@ -114,7 +115,8 @@ class LinearOperator(nn.Module, ABC):
         """
         weights = self.weights
         # Low precision would spoil the estimate, which is cheap, so it ignores autocast.
-        with torch.autocast(_example(weights).device.type, enabled=False):
+        # Nor may it be as rough as the solve that it is for.
+        with torch.autocast(_example(weights).device.type, enabled=False), tolerating(0.0):
             return _Norm.apply(self, self._singular_vector(domain), *weights)
 
     def norm_bound(self, domain: tuple[int, ...], weights: Weights | None = None) -> Tensor:
@@ -131,7 +133,7 @@ class LinearOperator(nn.Module, ABC):
         known = self._bound
         if known is not None and known.serves(domain, weights, self._sharp):
             return known.value
-        with torch.inference_mode(False), torch.no_grad():
+        with torch.inference_mode(False), torch.no_grad(), tolerating(0.0):
             value = self.compute_norm_bound(weights, domain)
             if self._sharp:
                 value = torch.minimum(value, _dense_norm_bound(self, weights, domain).to(value))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +14,7 @@ from opteq.errors import ConfigError
 from opteq.operators import winograd
 from opteq.operators.base import LinearOperator, Weights
 from opteq.options import check_count
+from opteq.rounding import tolerated, tolerating
 
 
 class Conv2d(LinearOperator):
@@ -51,12 +53,16 @@ class Conv2d(LinearOperator):
         return (self.weight,)
 
     def matvec(self, weights: Weights, x: Tensor) -> Tensor:
+        if self._attached_in_tolerance(weights[0], x):
+            return _Attached.apply(self, False, x, weights[0])
         y = winograd.convolve(x, weights[0], self.groups)
         if y is None:
             y = F.conv2d(x, weights[0], padding=self.kernel_size // 2, groups=self.groups)
         return y
 
     def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
+        if self._attached_in_tolerance(weights[0], y):
+            return _Attached.apply(self, True, y, weights[0])
         x = winograd.convolve(y, weights[0], self.groups, adjoint=True)
         if x is None:
             x = F.conv_transpose2d(y, weights[0], padding=self.kernel_size // 2, groups=self.groups)
@@ -75,9 +81,39 @@ class Conv2d(LinearOperator):
     def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
         return circular_norm(weights[0], self.groups, domain[1:])
 
+    @staticmethod
+    def _attached_in_tolerance(weight: Tensor, image: Tensor) -> bool:
+        attached = torch.is_grad_enabled() and (image.requires_grad or weight.requires_grad)
+        # Autocast chooses a dtype of its own for each product.
+        free = not torch.is_autocast_enabled(image.device.type)
+        return attached and free and tolerated() >= winograd.SMALLEST_TOLERANCE
+
     def extra_repr(self) -> str:
         groups = f", groups={self.groups}" if self.groups > 1 else ""
         return f"{self.in_channels}, {self.out_channels}, {self.kernel_size}{groups}"
+
+
+class _Attached(torch.autograd.Function):
+    """`W x` or `Wᵀ x` in the autograd graph, with gradients as rough as the product may be."""
+
+    @staticmethod
+    def forward(ctx: Any, operator: Conv2d, adjoint: bool, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.operator, ctx.adjoint, ctx.tolerance = operator, adjoint, tolerated()
+        ctx.save_for_backward(x, weight)
+        return (operator.rmatvec if adjoint else operator.matvec)((weight,), x)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (x, weight), (g,) = ctx.saved_tensors, grad_outputs
+        operator, adjoint = ctx.operator, ctx.adjoint
+        image, gradient = None, None
+        with tolerating(ctx.tolerance):
+            if ctx.needs_input_grad[2]:
+                image = (operator.matvec if adjoint else operator.rmatvec)((weight,), g)
+            if ctx.needs_input_grad[3]:
+                pair = (g, x) if adjoint else (x, g)
+                (gradient,) = operator.weight_gradient((weight,), *pair)
+        return None, None, image, gradient
 
 
 def circular_norm(weight: Tensor, groups: int, sides: tuple[int, ...]) -> Tensor:

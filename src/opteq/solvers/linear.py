@@ -21,6 +21,8 @@ def conjugate_gradients(
     tol: float,
     max_steps: int,
     metric: Matvec | None = None,
+    follow: Callable[[Tensor], None] | None = None,
+    size: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, SolveInfo]:
     """Solve `A x = b` for symmetric positive-definite `A` (Hestenes and Stiefel 1952).
 
@@ -35,6 +37,8 @@ def conjugate_gradients(
         metric: a symmetric positive semidefinite `M` for which `M A` is symmetric, the identity unless
             given. Inner products and the norm of the residual are then `⟨p, q⟩ = pᵀM q`, and `x` is
             determined up to the kernel of `M`. Costs one product with `M` per step.
+        follow: told, after each product, how far `(batch,)` the solution moves along its argument.
+        size: `(batch,)` what residuals are relative to, in place of `‖b‖`.
 
     Returns:
         `x`, the residual `b - A x`, which the method has at hand, and the record of the solve.
@@ -43,7 +47,7 @@ def conjugate_gradients(
         ConfigError: if the tolerance is below what the dtype can resolve.
     """
     check_tolerance(tol, b.dtype)
-    size = row_norms(b)
+    size = row_norms(b) if size is None else size
     # Solved for b / ‖b‖, whose squares neither underflow nor overflow.
     r = (b / torch.where(size > 0, size, 1.0)[:, None]).to(b.dtype)
     measured = r if metric is None else metric(r)
@@ -59,7 +63,9 @@ def conjugate_gradients(
         steps += active
         taking = active.clone()
         # No curvature means that the matrix is not positive definite (or not finite): stop there.
-        descend(x, r, p, ap, mp, rr, active)
+        lengths = descend(x, r, p, ap, mp, rr, active)
+        if follow is not None:
+            follow(lengths * size)
         measured = r if metric is None else metric(r)
         turn(p, mp, r, measured, rr, goal, active)
         history.append(torch.where(taking, rr, torch.nan))

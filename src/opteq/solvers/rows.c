@@ -56,18 +56,21 @@ INLINE double dot(const float *a, const float *b, size_t n) {
 }
 
 // The first half of a step of conjugate gradients for every active row: x += a p and r -= a q, with q = A p,
-// a = rr / <mp, q> and mp = M p. A row without curvature, <mp, q> not above 0, is no longer active.
+// a = rr / <mp, q> and mp = M p. A row without curvature, <mp, q> not above 0, is no longer active. `lengths` gets
+// the a of each row.
 void opteq_rows_descend(float *restrict x, float *restrict r, const float *restrict p, const float *restrict q,
-                        const float *mp, const double *rr, unsigned char *active, size_t rows, size_t n,
-                        int threads) {
+                        const float *mp, const double *rr, unsigned char *active, double *lengths, size_t rows,
+                        size_t n, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (size_t row = 0; row < rows; row++) {
+        lengths[row] = 0;
         if (!active[row]) continue;
         size_t start = row * n;
         double curvature = dot(mp + start, q + start, n);
         active[row] = curvature > 0;
         if (!active[row]) continue;
-        float a = (float)(rr[row] / curvature);
+        lengths[row] = rr[row] / curvature;
+        float a = (float)lengths[row];
 #pragma omp simd
         for (size_t i = start; i < start + n; i++) {
             x[i] += a * p[i];

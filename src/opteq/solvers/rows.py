@@ -63,7 +63,7 @@ def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> Tensor:
     return norms(g, f)
 
 
-def descend(x: Tensor, r: Tensor, p: Tensor, q: Tensor, mp: Tensor, rr: Tensor, active: Tensor) -> None:
+def descend(x: Tensor, r: Tensor, p: Tensor, q: Tensor, mp: Tensor, rr: Tensor, active: Tensor) -> Tensor:
     """The first half of a step of conjugate gradients, in place: `x += α p`, `r -= α q`, `α = rr / ⟨mp, q⟩`.
 
     Args:
@@ -74,17 +74,23 @@ def descend(x: Tensor, r: Tensor, p: Tensor, q: Tensor, mp: Tensor, rr: Tensor, 
         mp: `M p`, the direction itself without a metric `M`.
         rr: `(batch,)` `⟨r, M r⟩` in float64.
         active: `(batch,)` which rows take the step; those where `⟨mp, q⟩` is not positive do no more.
+
+    Returns:
+        `(batch,)` `α` in float64, 0 where a row takes no step.
     """
     library = compiled() if _dense(x, r, p, q, mp) else None
     if library is not None:
-        pointers = [t.data_ptr() for t in (x, r, p, q, mp, rr, active)]
+        lengths = torch.empty_like(rr)
+        pointers = [t.data_ptr() for t in (x, r, p, q, mp, rr, active, lengths)]
         library.opteq_rows_descend(*pointers, *x.shape, torch.get_num_threads())
-        return
+        return lengths
     curvature = row_products(mp, q)
     active &= curvature > 0
-    alpha = torch.where(active, rr / curvature, 0.0).to(x.dtype)[:, None]
+    lengths = torch.where(active, rr / curvature, 0.0)
+    alpha = lengths.to(x.dtype)[:, None]
     x.addcmul_(alpha, p)
     r.addcmul_(alpha, q, value=-1)
+    return lengths
 
 
 def turn(p: Tensor, mp: Tensor, r: Tensor, mr: Tensor, rr: Tensor, goal: float, active: Tensor) -> None:
@@ -146,7 +152,7 @@ class History(ctypes.Structure):
 def _declare(library: ctypes.CDLL) -> None:
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     library.opteq_rows_observe.argtypes = [pointer, size] * 4 + [size] * 2 + [pointer, number]
-    library.opteq_rows_descend.argtypes = [pointer] * 7 + [size] * 2 + [number]
+    library.opteq_rows_descend.argtypes = [pointer] * 8 + [size] * 2 + [number]
     library.opteq_rows_descend.restype = None
     library.opteq_rows_turn.argtypes = [pointer] * 5 + [ctypes.c_double, pointer] + [size] * 2 + [number]
     library.opteq_rows_turn.restype = None
