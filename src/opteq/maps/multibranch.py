@@ -365,9 +365,11 @@ class _HiddenAdjoint:
 
     def pullback(self, q: State, g: State) -> Gradients:
         lowered = self.lower(q)
-        moved = self._coupling.product(lowered) if self._sum is None else self._sum
-        rows = zip(self._units, tensors_of(map_state(torch.add, moved, g)), tensors_of(q), strict=True)
-        gradients = tuple(g for unit, u, lifted in rows for g in unit.pullback_lifted(u, lifted))
+        # The sum is used up.
+        moved, self._sum = self._sum or self._coupling.product(lowered), None
+        u = tensors_of(map_state(Tensor.add_, moved, g))
+        rows = zip(self._units, u, tensors_of(q), strict=True)
+        gradients = tuple(t for unit, *known in rows for t in unit.pullback_lifted(*known))
         return gradients + self._coupling.pullback(lowered)
 
 

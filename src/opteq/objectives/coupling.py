@@ -258,9 +258,9 @@ def _moved(m: _Meeting, curvature: Tensor | None, da: Tensor, db: Tensor) -> Ite
     """What the two receive more when `A` and `B` move."""
     first, second = _product(db, m.k.mT), _product(da, m.k)
     if curvature is not None:
-        dk = m.turn(da, db).mul_(curvature).neg_()
-        _add_product(first, m.b, dk.mT)
-        _add_product(second, m.a, dk)
+        fall = m.turn(da, db).mul_(curvature)  # -dK
+        _add_product(first, m.b, fall.mT, -1)
+        _add_product(second, m.a, fall, -1)
     return zip(m.junction.ends, (first, second), strict=True)
 
 
@@ -288,7 +288,7 @@ def _product(left: Tensor, right: Tensor) -> Tensor:
         return left @ right
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """`total + left @ right`, in place."""
+def _add_product(total: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
+    """`total + factor · left @ right`, in place."""
     with torch.autocast(left.device.type, enabled=False):
-        return total.baddbmm_(left, right)
+        return total.baddbmm_(left, right, alpha=factor)
