@@ -114,6 +114,71 @@ def test_a_weight_that_has_changed_is_seen():
         torch.testing.assert_close(winograd.convolve(x, weight), before / 2)
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_parameter_that_was_changed_through_its_data_is_seen(frozen):
+    x, weight, y = drawn(4, 32, 32, 8, 8)
+    operator = Conv2d(32, 32).requires_grad_(not frozen)
+    with tolerating(1e-3):
+        operator(x), operator.adjoint(y)
+        operator.weight.data.copy_(weight)
+        image, back = operator(x), operator.adjoint(y)
+    assert error(image.detach(), F.conv2d(x.double(), weight.double(), padding=1)) < ERROR
+    assert error(back.detach(), F.conv_transpose2d(y.double(), weight.double(), padding=1)) < ERROR
+
+
+@pytest.mark.parametrize("adjoint", [False, True])
+def test_products_in_a_graph_have_gradients(adjoint):
+    x, weight, y = drawn(4, 24, 32, 9, 8)
+    operator = Conv2d(24, 32)
+    operator.weight.data.copy_(weight)
+    given, other = (y, x) if adjoint else (x, y)
+    given.requires_grad_()
+    with tolerating(1e-3):
+        image = operator.adjoint(given) if adjoint else operator(given)
+    # Outside, as the backward pass of a training step is.
+    gradients = torch.autograd.grad(image, (given, operator.weight), other)
+    double = [t.detach().double().requires_grad_() for t in (given, weight)]
+    product = F.conv_transpose2d if adjoint else F.conv2d
+    exact = product(*double, padding=1)
+    assert 1e-7 < error(image.detach(), exact.detach()) < ERROR
+    for found, expected in zip(gradients, torch.autograd.grad(exact, double, other.double()), strict=True):
+        assert 1e-7 < error(found, expected) < ERROR
+
+
+def test_products_in_a_graph_can_be_differentiated_twice():
+    x, weight, _ = drawn(2, 16, 16, 8, 8)
+    operator = Conv2d(16, 16)
+    operator.weight.data.copy_(weight)
+    x.requires_grad_()
+    with tolerating(1e-3):
+        (first,) = torch.autograd.grad(operator(x).tanh().sum(), x, create_graph=True)
+    second = torch.autograd.grad(first.square().sum(), (x, operator.weight))
+    double, kernel = x.detach().double().requires_grad_(), weight.double().requires_grad_()
+    image = F.conv2d(double, kernel, padding=1).tanh().sum()
+    (first,) = torch.autograd.grad(image, double, create_graph=True)
+    for found, exact in zip(second, torch.autograd.grad(first.square().sum(), (double, kernel)), strict=True):
+        assert error(found, exact) < 10 * ERROR
+
+
+def test_only_the_gradients_that_are_asked_for_are_computed(monkeypatch):
+    x, _, _ = drawn(4, 32, 32, 8, 8)
+    operator = Conv2d(32, 32)
+    monkeypatch.setattr(Conv2d, "rmatvec", lambda *_: pytest.fail("no one wants the gradient of the image"))
+    with tolerating(1e-3):
+        operator(x).sum().backward()
+    assert operator.weight.grad is not None
+
+
+def test_norms_are_exact_whatever_is_tolerated():
+    operator = Conv2d(32, 32)
+    with tolerating(1e-3):
+        rough = operator.norm((32, 8, 8)), operator.norm_bound((32, 8, 8))
+    other = Conv2d(32, 32)
+    other.load_state_dict(operator.state_dict())
+    assert torch.equal(rough[0], other.norm((32, 8, 8)))
+    assert torch.equal(rough[1], other.norm_bound((32, 8, 8)))
+
+
 def test_what_is_kept_of_a_weight_goes_with_it():
     x, weight, _ = drawn(2, 16, 16, 16, 16)
     gc.collect()

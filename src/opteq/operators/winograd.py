@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from opteq.layouts import has_channels_last
@@ -41,7 +41,8 @@ def convolve(x: Tensor, weight: Tensor, groups: int = 1, adjoint: bool = False) 
 
     Args:
         x: `(batch, in, H, W)`, for the adjoint `(batch, out, H, W)`.
-        weight: `(out, in, 3, 3)`. What is computed from it alone is kept as long as the tensor is.
+        weight: `(out, in, 3, 3)`. What is computed from it alone is kept as long as the tensor is, unless it
+            is a parameter.
         groups: number of groups of channels.
         adjoint: whether to apply the adjoint.
 
@@ -149,16 +150,23 @@ _known: Any = WeakTensorKeyDictionary()
 
 
 def _kernels(library: ctypes.CDLL, weight: Tensor, adjoint: bool) -> Tensor:
+    # A parameter may be changed through its `data`, which leaves no trace; solves have tensors of their own.
+    if weight.requires_grad or isinstance(weight, nn.Parameter):
+        return _transformed(library, weight, adjoint)
     # Tensors of inference mode count no versions.
     version = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
     known = _known.get(weight)
     if known is None or known.version != version:
         known = _known[weight] = _Kernels(version, {})
     if adjoint not in known.of:
-        dense = weight.detach().contiguous()
-        rows, columns = dense.shape[:2] if adjoint else dense.shape[1::-1]
-        kernels = torch.empty(_POINTS * rows * _filled(columns), dtype=dense.dtype)
-        sizes = (*dense.shape[:2], adjoint, torch.get_num_threads())
-        library.opteq_winograd_kernels(dense.data_ptr(), kernels.data_ptr(), *sizes)
-        known.of[adjoint] = kernels
+        known.of[adjoint] = _transformed(library, weight, adjoint)
     return known.of[adjoint]
+
+
+def _transformed(library: ctypes.CDLL, weight: Tensor, adjoint: bool) -> Tensor:
+    dense = weight.detach().contiguous()
+    rows, columns = dense.shape[:2] if adjoint else dense.shape[1::-1]
+    kernels = torch.empty(_POINTS * rows * _filled(columns), dtype=dense.dtype)
+    sizes = (*dense.shape[:2], adjoint, torch.get_num_threads())
+    library.opteq_winograd_kernels(dense.data_ptr(), kernels.data_ptr(), *sizes)
+    return kernels
