@@ -177,20 +177,28 @@ static void panels(const float *v, const float *u, float *m, size_t in, size_t o
         }
 }
 
-// How images are cut into tiles, and tiles into blocks for the threads.
+// How images are cut into tiles, and tiles into blocks for the threads, of at most `block` tiles.
 typedef struct {
     size_t height, width, across, per_image, total, block, blocks;
 } tiling;
 
 static tiling cut(size_t batch, size_t height, size_t width, size_t columns, int threads) {
-    tiling c = {.height = height, .width = width, .across = (width + 3) / 4, .block = MOST_TILES};
+    tiling c = {.height = height, .width = width, .across = (width + 3) / 4};
     c.per_image = (height + 3) / 4 * c.across;
     c.total = batch * c.per_image;
-    size_t share = (c.total + threads - 1) / threads;
-    while (c.block > ROWS && (c.block * columns > MOST_COLUMNS || c.block > share)) c.block -= ROWS;
-    c.blocks = (c.total + c.block - 1) / c.block;
+    size_t most = MOST_TILES;
+    while (most > ROWS && most * columns > MOST_COLUMNS) most -= ROWS;
+    // As many for each thread, unless they were too small for the products to be fast.
+    c.blocks = (c.total + most - 1) / most;
+    c.blocks = (c.blocks + threads - 1) / threads * threads;
+    size_t sensible = (c.total + ROWS - 1) / ROWS;
+    if (c.blocks > sensible) c.blocks = sensible;
+    c.block = c.blocks ? (c.total + c.blocks - 1) / c.blocks : 0;
     return c;
 }
+
+// The first tile of a block, of which none has a tile more than another but one.
+static size_t first_tile(tiling c, size_t block) { return block * c.total / c.blocks; }
 
 // The pixels `size` × `size` from (top, left) on, `count` channels of them, with zeros outside the image.
 INLINE void gather(const float *image, vec *pixels, int size, ptrdiff_t top, ptrdiff_t left, tiling c,
@@ -274,7 +282,7 @@ int opteq_winograd_convolve(const float *x, const float *kernels, float *y, size
 #pragma omp for schedule(static)
         for (size_t b = 0; b < c.blocks; b++) {
             if (!v || !m) continue;
-            size_t first = b * c.block, tiles = smaller(c.block, c.total - first);
+            size_t first = first_tile(c, b), tiles = first_tile(c, b + 1) - first;
             enter(x, v, first, tiles, c, in, apart);
             for (int p = 0; p < POINTS; p++)
                 panels(v + p * c.block * rows, kernels + p * in * columns, m + p * c.block * columns, in, columns,
@@ -340,7 +348,7 @@ int opteq_winograd_gradient(const float *x, const float *y, float *gradient, flo
 #pragma omp for schedule(static)
         for (size_t b = 0; b < c.blocks; b++) {
             if (!v || !m) continue;
-            size_t first = b * c.block, tiles = smaller(c.block, c.total - first);
+            size_t first = first_tile(c, b), tiles = first_tile(c, b + 1) - first;
             enter(x, v, first, tiles, c, in, x_apart);
             enter_adjoint(y, m, first, tiles, c, out, y_apart);
             for (int p = 0; p < POINTS; p++)
