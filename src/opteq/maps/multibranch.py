@@ -332,13 +332,14 @@ class _HiddenAdjoint:
 
     With `S = FᵀF` branch by branch, `u = g + ∂h S u` reads `q = F g + F ∂h Fᵀ q` for `q = F u`, and
     `u = g + ∂h Fᵀ q`. Conjugate gradients take the steps that they take for `u` in the metric `S`, on
-    smaller vectors, and `∂h Fᵀ q` is the sum of what was computed for their steps.
+    smaller vectors. `∂h Fᵀ q` and the gradients of `⟨S u, h⟩` are sums of what was made of their steps.
     """
 
     def __init__(self, units: Sequence[OptEqLinearization], coupling: CouplingLinearization) -> None:
         self._units, self._coupling = units, coupling
-        self._step: tuple[Tensor, ...] = ()  # ∂h Fᵀ p of the last product
-        self._sum: tuple[Tensor, ...] | None = None  # ∂h Fᵀ q
+        # ∂h Fᵀ p of the last product and the gradients of ⟨Fᵀ p, h⟩; the same for q.
+        self._step: tuple[Tensor, ...] = ()
+        self._sum: tuple[Tensor, ...] | None = None
 
     def form(self) -> SymmetricForm:
         return SymmetricForm(self.matvec, self.lift, self.leave, self.pullback, self.follow, lifted=True)
@@ -350,8 +351,8 @@ class _HiddenAdjoint:
         return tuple(unit.lower(t) for unit, t in zip(self._units, tensors_of(q), strict=True))
 
     def matvec(self, q: State) -> tuple[Tensor, ...]:
-        self._step = self._coupling.product(self.lower(q))
-        return self.lift(self._step)
+        self._step = self._along(q)
+        return self.lift(self._step[: len(self._units)])
 
     def follow(self, lengths: Tensor) -> None:
         parts = [(lengths.to(t.dtype).view(-1, *[1] * (t.dim() - 1)), t) for t in self._step]
@@ -364,13 +365,16 @@ class _HiddenAdjoint:
         return map_state(torch.add, g, self._coupling.product(self.lower(q)))
 
     def pullback(self, q: State, g: State) -> Gradients:
-        lowered = self.lower(q)
         # The sum is used up.
-        moved, self._sum = self._sum or self._coupling.product(lowered), None
+        along, self._sum = self._sum or self._along(q), None
+        moved, gradients = along[: len(self._units)], along[len(self._units) :]
         u = tensors_of(map_state(Tensor.add_, moved, g))
         rows = zip(self._units, u, tensors_of(q), strict=True)
-        gradients = tuple(t for unit, *known in rows for t in unit.pullback_lifted(*known))
-        return gradients + self._coupling.pullback(lowered)
+        return tuple(t for unit, *known in rows for t in unit.pullback_lifted(*known)) + gradients
+
+    def _along(self, q: State) -> tuple[Tensor, ...]:
+        moved, gradients = self._coupling.product_and_pullback(self.lower(q))
+        return (*moved, *(t for t in gradients if t is not None))
 
 
 def _channels(unit: _Unit) -> int:

@@ -214,24 +214,33 @@ class CouplingLinearization:
 
     def product(self, v: State) -> tuple[Tensor, ...]:
         """`∂h v`, symmetric."""
-        return _gathered(self._ring, (message for move in self._moves(v) for message in _moved(*move)))
+        return self.product_and_pullback(v)[0]
 
     def pullback(self, u: State) -> Gradients:
         """Gradients of `⟨u, h⟩` with respect to the coupling's `tensors`."""
+        return self._pullback([_of_width(m, fall) for m, fall, _, _ in self._moves(u)])
+
+    def product_and_pullback(self, v: State) -> tuple[tuple[Tensor, ...], Gradients]:
+        """`product` and `pullback` of one state, which share their work."""
+        parts = []
+
+        def messages() -> Iterator[tuple[End, Tensor]]:
+            for m, fall, da, db in self._moves(v):
+                parts.append(_of_width(m, fall))
+                yield from _moved(m, fall, da, db)
+
+        return _gathered(self._ring, messages()), self._pullback(parts)
+
+    def _pullback(self, parts: Sequence[Tensor | None]) -> Gradients:
         if self._width is None:
             return ()
-        # ⟨u, h⟩ = ⟨K, dN⟩ for the move u of the state, and K depends on t as -q·N does on N.
-        total = torch.zeros_like(self._width)
-        for m, q, da, db in self._moves(u):
-            assert q is not None
-            total += (q * m.n * m.turn(da, db)).sum((1, 2))
-        return (total / self._width,)
+        return (torch.stack([part for part in parts if part is not None]).sum(0) / self._width,)
 
     def _moves(self, v: State) -> Iterator[tuple[_Meeting, Tensor | None, Tensor, Tensor]]:
-        """Every meeting with its curvature and the moves of `A` and `B` that `v` makes."""
+        """Every meeting with the moves of `-K`, `A` and `B` that `v` makes; None where `K` stays."""
         read = self._ring.read(tensors_of(v), self._ring.junctions)
         for m, q, (da, db) in zip(self._meetings, self._curvatures, read, strict=True):
-            yield m, q, da, db
+            yield m, None if q is None else m.turn(da, db).mul_(q), da, db
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -254,11 +263,16 @@ class _Meeting:
         return _add_product(_product(da.mT, self.b), self.a.mT, db)
 
 
-def _moved(m: _Meeting, curvature: Tensor | None, da: Tensor, db: Tensor) -> Iterator[tuple[End, Tensor]]:
-    """What the two receive more when `A` and `B` move."""
+def _of_width(m: _Meeting, fall: Tensor | None) -> Tensor | None:
+    """`(batch,)` `t` times the part of a pullback to the width `t` that comes from one meeting."""
+    # ⟨u, h⟩ = ⟨K, dN⟩ for the move u of the state, and K depends on t as -q·N does on N.
+    return None if fall is None else (fall * m.n).sum((1, 2))
+
+
+def _moved(m: _Meeting, fall: Tensor | None, da: Tensor, db: Tensor) -> Iterator[tuple[End, Tensor]]:
+    """What the two receive more when `A`, `B` and `-K` move."""
     first, second = _product(db, m.k.mT), _product(da, m.k)
-    if curvature is not None:
-        fall = m.turn(da, db).mul_(curvature)  # -dK
+    if fall is not None:
         _add_product(first, m.b, fall.mT, -1)
         _add_product(second, m.a, fall, -1)
     return zip(m.junction.ends, (first, second), strict=True)
