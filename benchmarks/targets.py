@@ -69,7 +69,7 @@ def _at_most(cell: str, quantity: str, value: float, bound: float) -> Verdict:
 
 
 def _no_more(cell: str, quantity: str, mine: float, theirs: float, form: str) -> Verdict:
-    # In the digits shown. Further ones of a gradient error are rounding, where both have the same units on the
-    # wrong side of their kinks.
+    # In the digits shown. Further ones of a gradient error are rounding, where the same units of both are on
+    # the wrong side of their kinks.
     measured, bound = form.format(mine), form.format(theirs)
     return Verdict(cell, quantity, measured, f"≤ {bound}", float(measured) <= float(bound))

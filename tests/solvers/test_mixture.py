@@ -3,20 +3,13 @@
 import pytest
 import torch
 
-from opteq import native
 from opteq.solvers import rows
 from opteq.solvers.anderson import Anderson
 
 RIDGE = 10 * torch.finfo(torch.float32).eps
 
 
-@pytest.fixture(params=["C", "PyTorch"], autouse=True)
-def way(request, monkeypatch):
-    if request.param == "PyTorch":
-        monkeypatch.setattr(native, "enabled", False)
-    elif rows.compiled() is None:
-        pytest.skip("no C compiler, or another processor")
-    return request.param
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def drawn(*shape, seed=0):

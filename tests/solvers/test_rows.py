@@ -3,17 +3,9 @@
 import pytest
 import torch
 
-from opteq import native
 from opteq.solvers import rows
 
-
-@pytest.fixture(params=["C", "PyTorch"], autouse=True)
-def way(request, monkeypatch):
-    if request.param == "PyTorch":
-        monkeypatch.setattr(native, "enabled", False)
-    elif rows.compiled() is None:
-        pytest.skip("no C compiler, or another processor")
-    return request.param
+pytestmark = pytest.mark.usefixtures("way")
 
 
 def drawn(*shape, seed=0, dtype=torch.float32):
