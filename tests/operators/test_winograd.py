@@ -5,6 +5,7 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call
 from torch.nn.grad import conv2d_weight
 
 from opteq import Anderson, Conv2d, EquilibriumLayer, Implicit, OptEqUnit, native
@@ -124,6 +125,21 @@ def test_a_parameter_that_was_changed_through_its_data_is_seen(frozen):
         image, back = operator(x), operator.adjoint(y)
     assert error(image.detach(), F.conv2d(x.double(), weight.double(), padding=1)) < ERROR
     assert error(back.detach(), F.conv_transpose2d(y.double(), weight.double(), padding=1)) < ERROR
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_stored_weight_that_is_no_parameter_may_be_changed_without_a_trace(inference):
+    # As averages of the weights are put into a layer for one call; in inference mode no change is counted.
+    x, weight, _ = drawn(4, 32, 32, 8, 8)
+    layer = EquilibriumLayer(OptEqUnit(Conv2d(32, 32), Conv2d(32, 32))).eval()
+    with torch.inference_mode(inference), torch.no_grad():
+        average = {name: p.clone() for name, p in layer.named_parameters()}
+        functional_call(layer, average, (x,))
+        for name in ("map.W.weight", "map.injection.operator.weight"):
+            average[name].data.copy_(weight)
+        value = functional_call(layer, average, (x,))
+        layer.load_state_dict(average)
+        torch.testing.assert_close(value, layer(x), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("adjoint", [False, True])

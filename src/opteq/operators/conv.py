@@ -53,19 +53,21 @@ class Conv2d(LinearOperator):
         return (self.weight,)
 
     def matvec(self, weights: Weights, x: Tensor) -> Tensor:
-        if self._attached_in_tolerance(weights[0], x):
-            return _Attached.apply(self, False, x, weights[0])
-        y = winograd.convolve(x, weights[0], self.groups)
+        weight = self._apart(weights[0])
+        if self._attached_in_tolerance(weight, x):
+            return _Attached.apply(self, False, x, weight)
+        y = winograd.convolve(x, weight, self.groups)
         if y is None:
-            y = F.conv2d(x, weights[0], padding=self.kernel_size // 2, groups=self.groups)
+            y = F.conv2d(x, weight, padding=self.kernel_size // 2, groups=self.groups)
         return y
 
     def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        if self._attached_in_tolerance(weights[0], y):
-            return _Attached.apply(self, True, y, weights[0])
-        x = winograd.convolve(y, weights[0], self.groups, adjoint=True)
+        weight = self._apart(weights[0])
+        if self._attached_in_tolerance(weight, y):
+            return _Attached.apply(self, True, y, weight)
+        x = winograd.convolve(y, weight, self.groups, adjoint=True)
         if x is None:
-            x = F.conv_transpose2d(y, weights[0], padding=self.kernel_size // 2, groups=self.groups)
+            x = F.conv_transpose2d(y, weight, padding=self.kernel_size // 2, groups=self.groups)
         return x
 
     def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
@@ -80,6 +82,12 @@ class Conv2d(LinearOperator):
 
     def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
         return circular_norm(weights[0], self.groups, domain[1:])
+
+    def _apart(self, weight: Tensor) -> Tensor:
+        """`weight`, as a tensor of this call where it is the stored one."""
+        # Kernels are kept with their tensor, and the stored one, which need be no parameter, may be changed
+        # without a trace.
+        return weight.view_as(weight) if weight is self.weight else weight
 
     @staticmethod
     def _attached_in_tolerance(weight: Tensor, image: Tensor) -> bool:
