@@ -245,6 +245,18 @@ def test_a_compiled_network_computes_the_same():
         torch.testing.assert_close(compiled, plain, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute:UserWarning")
+@pytest.mark.parametrize("grad", [False, True])
+def test_the_injection_of_a_compiled_layer_is_left_to_the_compiler(grad):
+    # Its operator is wide enough for the compiled code of the package too, and is outside the solve.
+    torch.manual_seed(0)
+    layer = EquilibriumLayer(OptEqUnit(Conv2d(16, 16), Conv2d(16, 16))).eval()
+    x = torch.randn(8, 16, 16, 16)
+    with torch.set_grad_enabled(grad):
+        compiled = torch.compile(layer, backend="eager")
+        torch.testing.assert_close(compiled(x), layer(x), rtol=1e-4, atol=1e-4)
+
+
 @dataclass(frozen=True, eq=False)
 class Kept(Equation):
     """`z = c` or, from there, `z = z`, which return a tensor that is theirs and their argument."""
