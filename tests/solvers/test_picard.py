@@ -33,3 +33,9 @@ def test_damping_makes_an_oscillation_converge():
 def test_damping_out_of_range_is_refused(damping):
     with pytest.raises(ConfigError, match=r"Expected `damping` of Picard to be in \(0, 1\], got"):
         Picard(damping=damping)
+
+
+def test_iterates_that_grow_beyond_all_norms_have_not_converged():
+    value, info = solve_fixed_point(lambda z: 1.5 * z + 1, torch.zeros(2, 3), Picard(max_steps=400))
+    assert not info.converged.any()
+    assert torch.isfinite(value).all()

@@ -39,6 +39,12 @@ def test_an_image_of_nothing_is_relative_to_the_least_size():
     assert str(progress.info(torch.float64).residuals[:, 0].tolist()) == "[0.0, 1.0, nan]"
 
 
+def test_an_image_that_is_too_large_for_its_norm_has_not_converged():
+    progress = Progress(1, torch.device("cpu"), tol=0.1, max_steps=5, scale=1.0, tiny=1e-30)
+    assert progress.record(table((1e38, math.inf))) == (1, 0)
+    assert progress.info(torch.float32).residuals.tolist() == [[math.inf]]
+
+
 def test_who_never_stops_took_all_steps():
     progress = Progress(2, torch.device("cpu"), tol=0.1, max_steps=2, scale=1.0, tiny=1e-3)
     for _ in range(2):

@@ -58,6 +58,8 @@ class Progress:
             return going, lost
         changes, sizes = norms.unbind(1)
         residuals = self.scale * changes / sizes.clamp(min=self.tiny)
+        # An image too large for its norm has come nowhere.
+        residuals.masked_fill_(sizes.isinf(), torch.inf)
         residuals.masked_fill_(~self.active, torch.nan)
         self._residuals.append(residuals)
         reached = residuals <= self.tol

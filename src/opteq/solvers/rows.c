@@ -244,8 +244,9 @@ int opteq_rows_mix(struct history h, const double *sizes, size_t count, double r
 }
 
 // Judges every row by the norms of its change and of its image, which lie side by side: writes its relative residual,
-// NaN if it is no longer active, and ends it where that is at most `tol` or the change is not finite. `taken` gets the
-// step at which a row ended. `left` gets how many rows are still active and how many have a change that is not finite.
+// NaN if it is no longer active, and ends it where that is at most `tol` or the change is not finite. An image that is
+// too large for its norm has come nowhere: its residual is infinite, not 0. `taken` gets the step at which a row ended.
+// `left` gets how many rows are still active and how many have a change that is not finite.
 void opteq_rows_judge(const double *norms, double scale, double tol, double tiny, int64_t step,
                       unsigned char *active, unsigned char *converged, int64_t *taken, double *residuals, size_t rows,
                       int64_t *left) {
@@ -255,7 +256,7 @@ void opteq_rows_judge(const double *norms, double scale, double tol, double tiny
         left[1] += !isfinite(change);
         residuals[row] = NAN;
         if (!active[row]) continue;
-        residuals[row] = scale * change / (size < tiny ? tiny : size);
+        residuals[row] = isinf(size) ? INFINITY : scale * change / (size < tiny ? tiny : size);
         converged[row] = residuals[row] <= tol;
         active[row] = !converged[row] && isfinite(change);
         if (active[row])
