@@ -20,7 +20,8 @@ class SolveInfo:
 
     Attributes:
         residuals: `(batch, steps)` relative residuals `‖T(z)-z‖ / ‖T(z)‖`; NaN after a sample stopped. Where
-            a dense unit is solved in `u = W z`, for large batches, those of `u`, which bound them.
+            a dense unit is solved in `u = W z`, for large batches, those of `u`, which bound them where
+            `L_σ‖W‖² ≤ μ`; beyond, theirs may be larger.
         steps: `(batch,)` number of map evaluations a sample needed.
         converged: `(batch,)` whether the tolerance was reached.
         evaluations: number of evaluations of the map on the whole batch.

@@ -153,7 +153,7 @@ class OptEqEquation(Equation):
 
         One product with `G` in place of one with `W` and one with `Wᵀ`. Since `T(z) - z` is
         `(1/μ) Wᵀ(σ(F(u) + c) - σ(u + c))` and `W z = F(u)`, the relative residual of `z` is at most
-        `L_σ ‖W‖²/μ ≤ 1` times that of `u`.
+        `L_σ ‖W‖²/μ` times that of `u`, which is at most 1 where Theorem 1 holds.
         """
         if self.gram is None:
             return None
