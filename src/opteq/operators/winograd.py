@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from opteq.layouts import has_channels_last
@@ -41,8 +41,8 @@ def convolve(x: Tensor, weight: Tensor, groups: int = 1, adjoint: bool = False) 
 
     Args:
         x: `(batch, in, H, W)`, for the adjoint `(batch, out, H, W)`.
-        weight: `(out, in, 3, 3)`. What is computed from it alone is kept as long as the tensor is, unless it
-            is a parameter.
+        weight: `(out, in, 3, 3)`. What is computed from it alone is kept as long as the tensor is, and made
+            anew when it has changed with a trace: not through its `data`, nor in inference mode.
         groups: number of groups of channels.
         adjoint: whether to apply the adjoint.
 
@@ -153,9 +153,6 @@ _known: Any = WeakTensorKeyDictionary()
 
 
 def _kernels(library: ctypes.CDLL, weight: Tensor, adjoint: bool) -> Tensor:
-    # A parameter may be changed through its `data`, which leaves no trace; solves have tensors of their own.
-    if weight.requires_grad or isinstance(weight, nn.Parameter):
-        return _transformed(library, weight, adjoint)
     # Tensors of inference mode count no versions.
     version = (weight.data_ptr(), 0 if weight.is_inference() else weight._version)
     known = _known.get(weight)
