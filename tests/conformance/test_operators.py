@@ -81,6 +81,10 @@ def test_weight_gradient_is_that_of_autograd(case: OperatorCase):
     assert len(computed) == len(expected)
     for c, e in zip(computed, expected, strict=True):
         torch.testing.assert_close(c, e, rtol=1e-11, atol=1e-12)
+    others = operator.weight_gradient(operator.weights, 2 * x, y)
+    summed = operator.summed_weight_gradient(operator.weights, (x, y), (2 * x, y), (x, y))
+    for total, once, twice in zip(summed, computed, others, strict=True):
+        torch.testing.assert_close(total, 2 * once + twice, rtol=1e-12, atol=1e-13)
 
 
 @every_operator

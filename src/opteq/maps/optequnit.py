@@ -294,9 +294,8 @@ class OptEqLinearization(Linearization):
         # ⟨u, T(z)⟩ = ⟨W u, σ(W z + c)⟩/μ depends on W twice; its gradient towards c is D W u/μ.
         equation = self._equation
         hidden = self.hidden if equation.mu == 1 else self.hidden / equation.mu
-        outer = equation.operator.weight_gradient(equation.weights, cotangent, hidden)
-        inner = equation.operator.weight_gradient(equation.weights, self._state, injection)
-        return (injection, *map(Tensor.add_, outer, inner))
+        pairs = (cotangent, hidden), (self._state, injection)
+        return (injection, *equation.operator.summed_weight_gradient(equation.weights, *pairs))
 
     def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, Tensor]:
         # The gradient of the injection is D W u/μ already.

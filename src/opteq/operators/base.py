@@ -70,6 +70,13 @@ class LinearOperator(nn.Module, ABC):
     def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
         """Gradient of `⟨y, W x⟩` with respect to the weights, in memory of its own."""
 
+    def summed_weight_gradient(self, weights: Weights, *pairs: tuple[Tensor, Tensor]) -> Weights:
+        """The sum of `weight_gradient` over pairs `(x, y)`, in memory of its own."""
+        total = self.weight_gradient(weights, *pairs[0])
+        for pair in pairs[1:]:
+            total = tuple(map(Tensor.add_, total, self.weight_gradient(weights, *pair)))
+        return total
+
     def gram(self, weights: Weights, products: int) -> Tensor | None:
         """`W Wᵀ` as a matrix, None where it is not worth its cost for so many products with it.
 

@@ -40,6 +40,14 @@ class Dense(LinearOperator):
     def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
         return (y.mT @ x,)
 
+    def summed_weight_gradient(self, weights: Weights, *pairs: tuple[Tensor, Tensor]) -> Weights:
+        # Into one matrix, which may be the largest tensor of a backward pass.
+        (x, y), *others = pairs
+        total = y.mT @ x
+        for x, y in others:
+            total.addmm_(y.mT, x)
+        return (total,)
+
     def gram(self, weights: Weights, products: int) -> Tensor | None:
         saved = products * (2 * self.in_channels - self.out_channels)
         return weights[0] @ weights[0].mT if saved > self.in_channels * self.out_channels else None
