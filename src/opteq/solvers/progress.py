@@ -57,14 +57,14 @@ class Progress:
             going, lost = left.tolist()
             return going, lost
         changes, sizes = norms.unbind(1)
+        # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
+        infinite = ~torch.isfinite(changes)
         residuals = self.scale * changes / sizes.clamp(min=self.tiny)
         # An image too large for its norm has come nowhere.
-        residuals.masked_fill_(sizes.isinf(), torch.inf)
+        residuals.masked_fill_(sizes.isinf() & ~infinite, torch.inf)
         residuals.masked_fill_(~self.active, torch.nan)
         self._residuals.append(residuals)
         reached = residuals <= self.tol
-        # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
-        infinite = ~torch.isfinite(changes)
         stops = self.active & (reached | infinite)
         self._converged |= reached
         self._taken.masked_fill_(stops, self.steps)

@@ -256,7 +256,8 @@ void opteq_rows_judge(const double *norms, double scale, double tol, double tiny
         left[1] += !isfinite(change);
         residuals[row] = NAN;
         if (!active[row]) continue;
-        residuals[row] = isinf(size) ? INFINITY : scale * change / (size < tiny ? tiny : size);
+        residuals[row] = scale * change / (size < tiny ? tiny : size);
+        if (isinf(size) && isfinite(change)) residuals[row] = INFINITY;
         converged[row] = residuals[row] <= tol;
         active[row] = !converged[row] && isfinite(change);
         if (active[row])
