@@ -151,7 +151,7 @@ class Equation(ABC):
         return self
 
     def substitution(self) -> Substitution | None:
-        """The variable in which a solve is cheaper than in the state, None where there is none.
+        """The variable in which a solve is cheaper than in the state, once `prepared`; None without one.
 
         A relative residual of `u` is to bound that of `z`.
         """

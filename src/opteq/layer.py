@@ -115,7 +115,10 @@ class EquilibriumLayer(nn.Module):
             # What is constant in a solve need be no more exact than the solve.
             with tolerating(self.solver.tol):
                 equation = self.bind(x)
-            detached = equation.detach().prepared()
+            detached = equation.detach()
+            # Gradient steps are steps of the state, which have no use for another variable.
+            if not self.solver.needs_gradient_map:
+                detached = detached.prepared()
             _check_autocast(self.solver, detached.tensors[0].device)
             found = self._found(equation, detached)
             info = found.info
@@ -126,8 +129,7 @@ class EquilibriumLayer(nn.Module):
     def _found(self, equation: Equation, detached: Equation) -> FixedPoint:
         assert self.solver is not None
         joint = detached.batch_coupled
-        form = None if self.solver.needs_gradient_map else detached.substitution()
-        if form is not None:
+        if (form := detached.substitution()) is not None:
             found = find_fixed_point(form.function, form.initial, self.solver, joint=joint, first=form.first)
             # One more application of the map than the value of `u`, as the image of a value is.
             z = form.recover(found.image)

@@ -10,7 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from opteq import Anderson, AveragePool, Conv2d, Dense, EquilibriumLayer, Implicit, OptEqUnit, Picard
+from opteq import (
+    Anderson,
+    AveragePool,
+    Conv2d,
+    Dense,
+    EquilibriumLayer,
+    Implicit,
+    Nesterov,
+    OptEqUnit,
+    Picard,
+)
 from opteq.activations import Activation
 from opteq.errors import ConfigError, ShapeError
 from opteq.maps.optequnit import OptEqEquation
@@ -297,6 +307,12 @@ def test_a_residual_of_the_hidden_variable_bounds_that_of_the_state(tol: float):
     rounding = 1e-15
     assert (residual <= solution.info.residual * (1 + tol) + rounding).all()
     assert residual.max() > 1e-3 * tol
+
+
+def test_gradient_steps_do_without_the_gram_matrix(monkeypatch):
+    monkeypatch.setattr(Dense, "gram", lambda *_: pytest.fail("no one uses it"))
+    value = EquilibriumLayer(unit(), Nesterov())(2 * random(40, 3))
+    value.sum().backward()
 
 
 def test_the_gram_matrix_belongs_to_its_weights_and_to_full_precision():

@@ -119,6 +119,20 @@ def test_what_is_not_finite_leaves_other_samples_alone():
         )
 
 
+def test_the_same_change_twice_is_mixed():
+    # An exact dependence, which the regularisation resolves.
+    steps = Steps(2, 30, 3)
+    images, changes = drawn(3, 2, 30), drawn(3, 2, 30, seed=1)
+    changes /= changes.norm(dim=2, keepdim=True)
+    changes[1] = changes[0]
+    for image, change in zip(images, changes, strict=True):
+        found = steps(image, change)
+    for i in range(2):
+        torch.testing.assert_close(
+            found[i].double(), mixed(changes[:, i], images[:, i]), rtol=1e-4, atol=1e-4
+        )
+
+
 def test_changes_of_nothing_are_mixed():
     steps = Steps(2, 8, 3)
     images = drawn(3, 2, 8)

@@ -305,26 +305,22 @@ class _MultiBranchLinearization(Linearization):
 
     def __init__(self, equation: MultiBranchEquation, state: State) -> None:
         self._coupling = equation.coupling.linearize(state)
-        received = self._coupling.gradient()
-        self._units = [OptEqLinearization(*pair) for pair in zip(equation.units, received, strict=True)]
+        self._units = equation.branches.linearize(self._coupling.gradient())
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        return _HiddenAdjoint(self._units, self._coupling).form()
+        units: list[OptEqLinearization] = self._units.parts  # type: ignore[assignment]
+        return _HiddenAdjoint(units, self._coupling).form()
 
     def jvp(self, tangent: State) -> State:
-        return self._through_units(self._coupling.product(tangent))
+        return self._units.jvp(self._coupling.product(tangent))
 
     def vjp(self, cotangent: State) -> State:
-        return self._coupling.product(self._through_units(cotangent))
+        return self._coupling.product(self._units.vjp(cotangent))
 
     def pullback(self, cotangent: State) -> Gradients:
-        pairs = zip(self._units, tensors_of(cotangent), strict=True)
-        gradients, received = zip(*(unit.pullback_and_vjp(u) for unit, u in pairs), strict=True)
-        return tuple(g for own in gradients for g in own) + self._coupling.pullback(received)
-
-    def _through_units(self, v: State) -> tuple[Tensor, ...]:
-        return tuple(unit.jvp(t) for unit, t in zip(self._units, tensors_of(v), strict=True))
+        gradients, received = self._units.pullback_and_vjp(cotangent)
+        return gradients + self._coupling.pullback(received)
 
 
 class _HiddenAdjoint:

@@ -243,9 +243,10 @@ class OptEqLinearization(Linearization):
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        gram, root = self._equation.gram, self._root
+        gram = self._equation.gram
         if gram is None:
             return symmetric_psd(self.jvp)
+        root = self._root
 
         # In q = F u, u = g + FᵀF u reads q = F g + FFᵀq, and FFᵀ is the Gram matrix between two diagonals.
         def matvec(q: State) -> Tensor:

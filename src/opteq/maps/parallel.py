@@ -96,25 +96,25 @@ class ParallelEquation(Equation):
         unchanged = all(a is b for a, b in zip(read, tensors_of(state), strict=True))
         return state if unchanged else read
 
-    def linearize(self, state: State) -> Linearization:
+    def linearize(self, state: State) -> ParallelLinearization:
         pairs = zip(self.branches, tensors_of(state), strict=True)
-        return _ParallelLinearization([branch.linearize(z) for branch, z in pairs])
+        return ParallelLinearization([branch.linearize(z) for branch, z in pairs])
 
     def value_and_linearization(self, state: State) -> tuple[tuple[Tensor, ...], Linearization]:
         pairs = zip(self.branches, tensors_of(state), strict=True)
         values, parts = zip(*(branch.value_and_linearization(z) for branch, z in pairs), strict=True)
-        return _joined(values), _ParallelLinearization(list(parts))
+        return _joined(values), ParallelLinearization(list(parts))
 
     def gradient_map(self) -> tuple[Callable[[State], State], float]:
         steps, factors = zip(*(branch.gradient_map() for branch in self.branches), strict=True)
         return lambda state: _branchwise(steps, state), max(factors)
 
 
-class _ParallelLinearization(Linearization):
-    """`J = diag(J_1, …, J_L)`."""
+class ParallelLinearization(Linearization):
+    """`J = diag(J_1, …, J_L)`, with the linearizations of the branches as `parts`."""
 
     def __init__(self, parts: list[Linearization]) -> None:
-        self._parts = parts
+        self.parts = parts
         structures = {part.structure for part in parts}
         if structures == {"psd"}:
             self.structure = "psd"
@@ -123,8 +123,8 @@ class _ParallelLinearization(Linearization):
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        forms = [form for part in self._parts if (form := part.symmetric) is not None]
-        if len(forms) < len(self._parts):
+        forms = [form for part in self.parts if (form := part.symmetric) is not None]
+        if len(forms) < len(self.parts):
             return None
         pullbacks = [form.pullback for form in forms if form.pullback is not None]
         metrics = [form.metric for form in forms]
@@ -137,16 +137,16 @@ class _ParallelLinearization(Linearization):
         )
 
     def jvp(self, tangent: State) -> tuple[Tensor, ...]:
-        return _branchwise([part.jvp for part in self._parts], tangent)
+        return _branchwise([part.jvp for part in self.parts], tangent)
 
     def vjp(self, cotangent: State) -> tuple[Tensor, ...]:
-        return _branchwise([part.vjp for part in self._parts], cotangent)
+        return _branchwise([part.vjp for part in self.parts], cotangent)
 
     def pullback(self, cotangent: State) -> Gradients:
-        return _concatenated([part.pullback for part in self._parts], cotangent)
+        return _concatenated([part.pullback for part in self.parts], cotangent)
 
     def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, tuple[Tensor, ...]]:
-        pairs = zip(self._parts, tensors_of(cotangent), strict=True)
+        pairs = zip(self.parts, tensors_of(cotangent), strict=True)
         gradients, products = zip(*(part.pullback_and_vjp(u) for part, u in pairs), strict=True)
         return tuple(g for own in gradients for g in own), _joined(products)
 

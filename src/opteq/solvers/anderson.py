@@ -63,9 +63,8 @@ class _AndersonStepper:
         self.slots = list(zip(self.candidates.unbind(1), self.changes.unbind(1), strict=True))
         wide = {"dtype": torch.float64, "device": x.device}
         self.gram = torch.zeros(batch, memory, memory, **wide)  # ⟨g_i, g_j⟩
-        self.best = torch.full(
-            (batch,), math.inf, **wide
-        )  # the smallest change since a sample's last restart
+        # The smallest change since a sample's last restart.
+        self.best = torch.full((batch,), math.inf, **wide)
         self.before = self.best.clone()  # that at the last look for stagnation
         self.born = torch.zeros(batch, dtype=torch.long, device=x.device)  # the first iterate it may use
         # The regularisation is proportional to each change; a tiny number serves exact zeros.
