@@ -3,8 +3,21 @@ import os
 # Before torch is imported, and inherited by the processes that tests start: see `make unit`.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+import pytest
 from hypothesis import settings
+
+from opteq import native
+from opteq.solvers import rows
 
 # The gate gives the same answer every time, and does not measure time.
 settings.register_profile("opteq", deadline=None, derandomize=True, print_blob=True)
 settings.load_profile("opteq")
+
+
+@pytest.fixture(params=["C", "PyTorch"])
+def way(request, monkeypatch):
+    """Both ways of doing what there is compiled code for."""
+    if request.param == "PyTorch":
+        monkeypatch.setattr(native, "enabled", False)
+    elif rows.compiled() is None:
+        pytest.skip("no C compiler, or another processor")

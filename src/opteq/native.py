@@ -20,6 +20,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 enabled = True
 """Whether compiled code is used at all, like `torch.backends.mkldnn.enabled`."""
@@ -47,6 +48,17 @@ def load_native(source: Path, declare: Callable[[ctypes.CDLL], None]) -> ctypes.
     return _loaded(source, declare) if enabled else None
 
 
+def readable(*matrices: Tensor) -> bool:
+    """Whether compiled code can work on these matrices, which may have gaps between their rows."""
+    # A loop takes half the time of `all`, at every step of every solve.
+    for m in matrices:
+        if m.dtype != torch.float32 or not m.is_cpu or m.is_neg():
+            return False
+        if m.stride(1) != 1 and m.shape[1] != 1:
+            return False
+    return True
+
+
 @cache
 def _loaded(source: Path, declare: Callable[[ctypes.CDLL], None]) -> ctypes.CDLL | None:
     library = _compiled(source)
@@ -63,7 +75,9 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
         _log.info("Going without %s: it takes %s ($CC, else cc; here %r).", source.name, needs, compiler[0])
         return None
     flags = ["-O3", f"-march={target}", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC"]
-    key = hashlib.sha256("\0".join((*compiler, *flags)).encode() + source.read_bytes()).hexdigest()
+    # With the headers that it may include.
+    text = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
+    key = hashlib.sha256("\0".join((*compiler, *flags)).encode() + text).hexdigest()
     folder, name = _folder(), f"{source.stem}-{key[:16]}.so"
     if folder is not None and (kept := _opened(folder / name)) is not None:
         return kept

@@ -66,6 +66,18 @@ def test_columns_are_no_rows():
     assert torch.equal(f, image)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_have_stopped_are_held(dtype):
+    x, following = strided(4, 9).to(dtype), drawn(4, 12, seed=1, dtype=dtype)[:, 1:10]
+    x.copy_(drawn(4, 9, dtype=dtype))
+    x[2, 3] = torch.nan
+    found = rows.hold(x, following, torch.tensor([True, False, True, False]))
+    expected = torch.stack((following[0], x[1], following[2], x[3]))
+    assert torch.equal(found, expected)
+    found.fill_(0)
+    assert following.abs().min() > 0
+
+
 @pytest.mark.parametrize("n", [1, 40, 5000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("metric", [False, True])
@@ -82,8 +94,11 @@ def test_a_step_of_conjugate_gradients(n, dtype, metric):
         alpha = rr[row] / (mp[row].double() @ q[row].double())
         expected[0][row] += alpha * p[row].double()
         expected[1][row] -= alpha * q[row].double()
-    rows.descend(x, r, p, q, mp, rr, active)
+    steps = torch.tensor([3, 3, 3, 3, 3])
+    _, seen = rows.descend(x, r, p, q, mp, rr, active, steps)
     assert active.tolist() == [True, False, False, False, True]
+    assert steps.tolist() == [4, 3, 4, 3, 4]
+    assert str(seen.tolist()) == "[2.0, nan, 4.0, nan, 6.0]"
     for found, exact in zip((x, r), expected, strict=True):
         torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=1e-5)
     mr = r.clone().mul_(2) if metric else r
@@ -94,10 +109,12 @@ def test_a_step_of_conjugate_gradients(n, dtype, metric):
     for direction, residual in zip(directions, (r, mr), strict=False):
         direction[going] = residual[going].double() + now[going] / rr[going] * direction[going]
     before = rr.clone()
-    rows.turn(p, mp, r, mr, rr, goal, active)
+    assert rows.turn(p, mp, r, mr, rr, goal, active, seen) == 1
     assert active.nonzero().flatten().tolist() == [going]
     torch.testing.assert_close(rr[[0, 4]], now[[0, 4]], rtol=1e-5, atol=0)
     assert torch.equal(rr[[1, 2, 3]], before[[1, 2, 3]])
+    assert torch.equal(seen[[0, 4]], rr[[0, 4]])
+    assert str(seen[1:4].tolist()) == "[nan, 4.0, nan]"
     torch.testing.assert_close(p[going].double(), directions[0][going], rtol=1e-5, atol=1e-5)
     if metric:
         torch.testing.assert_close(mp[going].double(), directions[1][going], rtol=1e-5, atol=1e-5)

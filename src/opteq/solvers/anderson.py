@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from opteq.native import readable
 from opteq.options import require, strict_options
 from opteq.solvers.base import Solver, Stepper
-from opteq.solvers.rows import History, compiled, is_native
+from opteq.solvers.rows import History, compiled
 
 # A residual this many times the best one seen sends a sample back to the best iterate.
 _GROWTH = 3.0
@@ -70,6 +71,11 @@ class _AndersonStepper:
         # The regularisation is proportional to each change; a tiny number serves exact zeros.
         # What falling residuals do to the scales of the system, elimination in float64 does not mind.
         self.ridge = 10 * torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+        self.library = compiled() if readable(self.changes[:, 0]) else None
+        kept = (self.changes, self.candidates, self.gram, self.best, self.before, self.born)
+        options = (self.ridge, _GROWTH, batch, memory, n)
+        # Where C finds it; `_mixed` moves none of it.
+        self.history = History(*(t.data_ptr() for t in kept), *options)
 
     @property
     def rooms(self) -> tuple[Tensor, Tensor]:
@@ -79,8 +85,7 @@ class _AndersonStepper:
         if self.damping != 1:
             torch.add(x, g, alpha=self.damping, out=f)
         look = self.count % (self.memory + 2) == self.memory + 1
-        library = compiled() if is_native(f, g) else None
-        mixed = None if library is None else self._mixed_in_c(library, norms, look)
+        mixed = None if self.library is None else self._mixed_in_c(self.library, norms, look)
         if mixed is None:
             mixed = self._mixed(norms[:, 0], look)
         self.count += 1
@@ -88,13 +93,9 @@ class _AndersonStepper:
 
     def _mixed_in_c(self, library: ctypes.CDLL, norms: Tensor, look: bool) -> Tensor | None:
         """`_mixed` in one pass; None if there was no memory."""
-        batch, memory, n = self.changes.shape
-        kept = (self.changes, self.candidates, self.gram, self.best, self.before, self.born)
-        history = History(*(t.data_ptr() for t in kept))
-        following = torch.empty(batch, n)
-        options = (self.count, self.ridge, _GROWTH, look)
-        sizes = (batch, memory, n, torch.get_num_threads())
-        failed = library.opteq_rows_mix(history, norms.data_ptr(), *options, following.data_ptr(), *sizes)
+        following = torch.empty(self.history.rows, self.history.n)
+        options = (self.count, look, following.data_ptr(), torch.get_num_threads())
+        failed = library.opteq_rows_mix(self.history, norms.data_ptr(), *options)
         return None if failed else following
 
     def _mixed(self, sizes: Tensor, look: bool) -> Tensor:
@@ -116,10 +117,10 @@ class _AndersonStepper:
     def _restarts(self, sizes: Tensor, look: bool) -> Tensor:
         """`(batch,)` whose residual grows, or, at a look, has not improved since the last one."""
         restart = sizes > _GROWTH * self.best
-        self.best = torch.where(sizes < self.best, sizes, self.best)
+        self.best.copy_(torch.where(sizes < self.best, sizes, self.best))
         if look:
             restart |= self.best >= self.before
-            self.before = self.best.clone()
+            self.before.copy_(self.best)
         self.best.masked_fill_(restart, math.inf)
         self.before.masked_fill_(restart, math.inf)
         self.born.masked_fill_(restart, self.count + 1)

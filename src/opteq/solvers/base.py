@@ -16,7 +16,7 @@ from opteq.errors import ConfigError
 from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.rounding import tolerating
 from opteq.solvers.progress import Progress
-from opteq.solvers.rows import norms, observe
+from opteq.solvers.rows import hold, norms, observe
 from opteq.solvers.space import Space
 from opteq.untraced import untraced
 
@@ -164,10 +164,9 @@ def find_fixed_point(
             break
         with in_full():
             following = advance(x, f, g, sizes)
-        if going < len(x):
-            # Those that have stopped stay where they are, which spares them a place of their own. Under
-            # autocast a map may change the dtype from one iterate to the next.
-            following = torch.where(progress.active[:, None], following.to(x.dtype), x)
+        if going < x.shape[0]:
+            # Those that have stopped stay where they are, which spares them a place of their own.
+            following = hold(x, following, progress.active)
         previous, x = x, following
 
     info = progress.info(wide)

@@ -57,18 +57,16 @@ def conjugate_gradients(
     rr, goal = row_products(r, measured).clamp_(min=0), tol**2
     active = ~(rr <= goal)
     steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
-    history = [rr.clone()]
-    while len(history) <= max_steps and bool(active.any()):
+    history, going = [rr.clone()], int(active.sum())
+    while len(history) <= max_steps and going:
         ap = matvec(p) if metric is None else matvec(p, mp)
-        steps += active
-        taking = active.clone()
         # No curvature means that the matrix is not positive definite (or not finite): stop there.
-        lengths = descend(x, r, p, ap, mp, rr, active)
+        lengths, seen = descend(x, r, p, ap, mp, rr, active, steps)
         if follow is not None:
             follow(lengths * size)
         measured = r if metric is None else metric(r)
-        turn(p, mp, r, measured, rr, goal, active)
-        history.append(torch.where(taking, rr, torch.nan))
+        going = turn(p, mp, r, measured, rr, goal, active, seen)
+        history.append(seen)
     residuals = torch.stack(history, dim=1).sqrt_().to(size.dtype)
     # A right-hand side that is not finite gives a solution that is not.
     for t in (x, r):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
 from opteq.results import SolveInfo
-from opteq.solvers.rows import compiled
+from opteq.solvers.rows import Record, compiled
 
 
 class Progress:
@@ -34,6 +36,11 @@ class Progress:
         self._converged = torch.zeros_like(self.active)
         self._taken = torch.full((batch,), max_steps, dtype=torch.long, device=device)
         self._residuals: list[Tensor] = []
+        self._library = compiled() if device.type == "cpu" else None
+        kept = (self.active, self._converged, self._taken)
+        # Where C finds it; nothing here moves any of it.
+        self._record = Record(*(t.data_ptr() for t in kept), scale, tol, tiny, batch)
+        self._lost = ctypes.c_size_t()
 
     def record(self, norms: Tensor) -> tuple[int, int]:
         """Enter one evaluation; samples that reached the tolerance or are no longer finite stop.
@@ -45,17 +52,11 @@ class Progress:
             The number of samples that go on, and of those that are not finite, lately or since long.
         """
         self.steps += 1
-        library = compiled() if norms.is_cpu else None
-        if library is not None:
-            residuals = torch.empty(len(norms), dtype=torch.float64)
+        if self._library is not None:
+            residuals = torch.empty(norms.shape[0], dtype=torch.float64)
             self._residuals.append(residuals)
-            left = torch.empty(2, dtype=torch.long)
-            kept = (self.active, self._converged, self._taken, residuals)
-            options = (self.scale, self.tol, self.tiny, self.steps)
-            pointers = (t.data_ptr() for t in kept)
-            library.opteq_rows_judge(norms.data_ptr(), *options, *pointers, len(norms), left.data_ptr())
-            going, lost = left.tolist()
-            return going, lost
+            found = (norms.data_ptr(), self.steps, residuals.data_ptr(), self._lost)
+            return self._library.opteq_rows_judge(self._record, *found), self._lost.value
         changes, sizes = norms.unbind(1)
         # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
         infinite = ~torch.isfinite(changes)

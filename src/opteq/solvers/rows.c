@@ -9,41 +9,57 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define STRETCH 2048
 #define INLINE static inline __attribute__((always_inline))
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-// f = image and g = image - x; adds the squares of g and of f to the two numbers of each row in `squares`.
+// A matrix that is some of the columns of another.
+struct part {
+    const float *rows;
+    size_t apart, width;
+};
+
+// f = image and g = image - x, for an image of `count` parts side by side; `norms` gets those of each row of g and of
+// f, which lie side by side.
 // Returns 1 if there was no memory.
-int opteq_rows_observe(const float *restrict image, size_t image_apart, const float *restrict x, size_t x_apart,
+int opteq_rows_observe(const struct part *parts, size_t count, const float *restrict x, size_t x_apart,
                        float *restrict f, size_t f_apart, float *restrict g, size_t g_apart, size_t rows,
-                       size_t n, double *squares, int threads) {
-    size_t stretches = (n + STRETCH - 1) / STRETCH;
-    double *sums = malloc(2 * sizeof(double) * rows * stretches + 1);
+                       double *norms, int threads) {
+    size_t most = 0;
+    for (size_t k = 0; k < count; k++) most = parts[k].width > most ? parts[k].width : most;
+    double *sums = malloc(2 * sizeof(double) * rows * ((most + STRETCH - 1) / STRETCH) + 1);
     if (!sums) return 1;
+    for (size_t i = 0; i < 2 * rows; i++) norms[i] = 0;
+    for (size_t k = 0; k < count; k++) {
+        size_t n = parts[k].width, apart = parts[k].apart, stretches = (n + STRETCH - 1) / STRETCH;
+        const float *image = parts[k].rows;
 #pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
-    for (size_t row = 0; row < rows; row++)
-        for (size_t s = 0; s < stretches; s++) {
-            size_t start = s * STRETCH, count = smaller(STRETCH, n - start);
-            const float *value = image + row * image_apart + start, *from = x + row * x_apart + start;
-            float *to = f + row * f_apart + start, *change = g + row * g_apart + start;
-            double moved = 0, size = 0;
+        for (size_t row = 0; row < rows; row++)
+            for (size_t s = 0; s < stretches; s++) {
+                size_t start = s * STRETCH, width = smaller(STRETCH, n - start);
+                const float *value = image + row * apart + start, *from = x + row * x_apart + start;
+                float *to = f + row * f_apart + start, *change = g + row * g_apart + start;
+                double moved = 0, size = 0;
 #pragma omp simd reduction(+ : moved, size)
-            for (size_t i = 0; i < count; i++) {
-                float difference = value[i] - from[i];
-                to[i] = value[i];
-                change[i] = difference;
-                moved += (double)difference * difference;
-                size += (double)value[i] * value[i];
+                for (size_t i = 0; i < width; i++) {
+                    float difference = value[i] - from[i];
+                    to[i] = value[i];
+                    change[i] = difference;
+                    moved += (double)difference * difference;
+                    size += (double)value[i] * value[i];
+                }
+                sums[2 * (row * stretches + s)] = moved;
+                sums[2 * (row * stretches + s) + 1] = size;
             }
-            sums[2 * (row * stretches + s)] = moved;
-            sums[2 * (row * stretches + s) + 1] = size;
-        }
-    for (size_t row = 0; row < rows; row++)
-        for (size_t s = 0; s < stretches; s++)
-            for (int k = 0; k < 2; k++) squares[2 * row + k] += sums[2 * (row * stretches + s) + k];
+        for (size_t row = 0; row < rows; row++)
+            for (size_t s = 0; s < stretches; s++)
+                for (int j = 0; j < 2; j++) norms[2 * row + j] += sums[2 * (row * stretches + s) + j];
+        x += n, f += n, g += n;
+    }
+    for (size_t i = 0; i < 2 * rows; i++) norms[i] = sqrt(norms[i]);
     free(sums);
     return 0;
 }
@@ -57,14 +73,17 @@ INLINE double dot(const float *a, const float *b, size_t n) {
 
 // The first half of a step of conjugate gradients for every active row: x += a p and r -= a q, with q = A p,
 // a = rr / <mp, q> and mp = M p. A row without curvature, <mp, q> not above 0, is no longer active. `lengths` gets
-// the a of each row.
+// the a of each row. `steps` counts the rows' steps, and `seen` gets the rr of those that take this one, else NaN.
 void opteq_rows_descend(float *restrict x, float *restrict r, const float *restrict p, const float *restrict q,
-                        const float *mp, const double *rr, unsigned char *active, double *lengths, size_t rows,
-                        size_t n, int threads) {
+                        const float *mp, const double *rr, unsigned char *active, int64_t *steps, double *seen,
+                        double *lengths, size_t rows, size_t n, int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
     for (size_t row = 0; row < rows; row++) {
         lengths[row] = 0;
+        seen[row] = NAN;
         if (!active[row]) continue;
+        steps[row]++;
+        seen[row] = rr[row];
         size_t start = row * n;
         double curvature = dot(mp + start, q + start, n);
         active[row] = curvature > 0;
@@ -80,17 +99,20 @@ void opteq_rows_descend(float *restrict x, float *restrict r, const float *restr
 }
 
 // The second half: the new rr = <r, mr> with mr = M r, and p = r + b p, mp = mr + b mp with b its ratio to the
-// old one. A row that has reached the goal is no longer active. `mp` may be `p`, if `mr` is `r`.
-void opteq_rows_turn(float *restrict p, float *mp, const float *restrict r, const float *mr, double *rr, double goal,
-                     unsigned char *active, size_t rows, size_t n, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
+// old one. A row that has reached the goal is no longer active. `mp` may be `p`, if `mr` is `r`. `seen` gets the new rr
+// of the rows that took the step. Returns how many are still active.
+size_t opteq_rows_turn(float *restrict p, float *mp, const float *restrict r, const float *mr, double *rr, double goal,
+                       unsigned char *active, double *seen, size_t rows, size_t n, int threads) {
+    size_t going = 0;
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : going)
     for (size_t row = 0; row < rows; row++) {
         if (!active[row]) continue;
         size_t start = row * n;
         double before = rr[row], now = dot(r + start, mr + start, n);
-        rr[row] = now < 0 ? 0 : now;
+        seen[row] = rr[row] = now < 0 ? 0 : now;
         active[row] = rr[row] > goal;
         if (!active[row]) continue;
+        going++;
         float b = (float)(now / before);
 #pragma omp simd
         for (size_t i = start; i < start + n; i++) p[i] = r[i] + b * p[i];
@@ -98,6 +120,7 @@ void opteq_rows_turn(float *restrict p, float *mp, const float *restrict r, cons
 #pragma omp simd
         for (size_t i = start; i < start + n; i++) mp[i] = mr[i] + b * mp[i];
     }
+    return going;
 }
 
 // Solves one system of `n` equations by elimination with row pivoting, in place: `matrix` is used up, `b` becomes
@@ -161,17 +184,20 @@ static void choose(const double *gram, size_t apart, size_t used, size_t newest,
 
 // What Anderson's method keeps of its rows: `memory` changes and as many candidates of each, one after the other,
 // the matrix of the changes' inner products, and, for restarts, the size of the smallest change since the last one,
-// the same at the last look, and the number of the first iterate that the row may use.
+// the same at the last look, and the number of the first iterate that the row may use. With them the options: the ridge
+// of the weights, and how many times the smallest change a change may be.
 struct history {
     const float *changes, *candidates;
     double *gram, *best, *before;
     int64_t *born;
+    double ridge, growth;
+    size_t rows, memory, n;
 };
 
 // Whether a row whose newest change has this size is to restart: it has grown too much or, if that is looked at, none
 // since the last look was smaller than the smallest then.
-static int restarts(const struct history *h, size_t row, double size, double growth, int look) {
-    int restart = size > growth * h->best[row];
+static int restarts(const struct history *h, size_t row, double size, int look) {
+    int restart = size > h->growth * h->best[row];
     if (size < h->best[row]) h->best[row] = size;
     if (look) {
         restart |= h->best[row] >= h->before[row];
@@ -185,8 +211,9 @@ static int restarts(const struct history *h, size_t row, double size, double gro
 // came before; the newest lies at `count` modulo `memory`. `sizes` has the size of the newest change of each row, at
 // every second place.
 // Returns 1 if there was no memory.
-int opteq_rows_mix(struct history h, const double *sizes, size_t count, double ridge, double growth, int look,
-                   float *restrict next, size_t rows, size_t memory, size_t n, int threads) {
+int opteq_rows_mix(const struct history *h, const double *sizes, size_t count, int look, float *restrict next,
+                   int threads) {
+    size_t rows = h->rows, memory = h->memory, n = h->n;
     size_t used = smaller(count + 1, memory), newest = count % memory;
     size_t stretches = (n + STRETCH - 1) / STRETCH, room = used * (used + 1);
     double *sums = malloc(sizeof(double) * rows * (stretches * used + room) + rows * used + 1);
@@ -198,32 +225,32 @@ int opteq_rows_mix(struct history h, const double *sizes, size_t count, double r
 #pragma omp for collapse(2) schedule(static)
         for (size_t row = 0; row < rows; row++)
             for (size_t s = 0; s < stretches; s++) {
-                const float *first = h.changes + row * memory * n + s * STRETCH;
+                const float *first = h->changes + row * memory * n + s * STRETCH;
                 for (size_t j = 0; j < used; j++)
                     sums[(row * stretches + s) * used + j] =
                         dot(first + newest * n, first + j * n, smaller(STRETCH, n - s * STRETCH));
             }
 #pragma omp for schedule(static)
         for (size_t row = 0; row < rows; row++) {
-            double *gram = h.gram + row * memory * memory, *a = rooms + row * room;
+            double *gram = h->gram + row * memory * memory, *a = rooms + row * room;
             unsigned char *usable = flags + row * used;
             for (size_t j = 0; j < used; j++) {
                 double sum = 0;
                 for (size_t s = 0; s < stretches; s++) sum += sums[(row * stretches + s) * used + j];
                 gram[newest * memory + j] = gram[j * memory + newest] = sum;
-                usable[j] = (int64_t)(count - (newest + memory - j) % memory) >= h.born[row];
+                usable[j] = (int64_t)(count - (newest + memory - j) % memory) >= h->born[row];
             }
-            if (restarts(&h, row, sizes[2 * row], growth, look)) {
+            if (restarts(h, row, sizes[2 * row], look)) {
                 choose(gram, memory, used, newest, usable, a);
-                h.best[row] = h.before[row] = INFINITY;
-                h.born[row] = (int64_t)count + 1;
+                h->best[row] = h->before[row] = INFINITY;
+                h->born[row] = (int64_t)count + 1;
             } else
-                weigh(gram, memory, used, newest, usable, ridge, a + used, a);
+                weigh(gram, memory, used, newest, usable, h->ridge, a + used, a);
         }
 #pragma omp for collapse(2) schedule(static)
         for (size_t row = 0; row < rows; row++)
             for (size_t s = 0; s < stretches; s++) {
-                const float *first = h.candidates + row * memory * n + s * STRETCH;
+                const float *first = h->candidates + row * memory * n + s * STRETCH;
                 const double *a = rooms + row * room;
                 float *to = next + row * n + s * STRETCH;
                 size_t width = smaller(STRETCH, n - s * STRETCH);
@@ -243,26 +270,44 @@ int opteq_rows_mix(struct history h, const double *sizes, size_t count, double r
     return 0;
 }
 
+// Writes the rows of `next` to `to`, those of `x` for the rows that are no longer active.
+void opteq_rows_hold(const float *restrict x, size_t x_apart, const float *restrict next, size_t next_apart,
+                     const unsigned char *active, float *restrict to, size_t rows, size_t n, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (size_t row = 0; row < rows; row++)
+        memcpy(to + row * n, active[row] ? next + row * next_apart : x + row * x_apart, sizeof(float) * n);
+}
+
+// The record of the rows of a solve: which are still active, which have converged, and the step at which each ended.
+// With them the options: the factor on residuals, the one that is small enough, and the least size that they are
+// relative to.
+struct progress {
+    unsigned char *active, *converged;
+    int64_t *taken;
+    double scale, tol, tiny;
+    size_t rows;
+};
+
 // Judges every row by the norms of its change and of its image, which lie side by side: writes its relative residual,
 // NaN if it is no longer active, and ends it where that is at most `tol` or the change is not finite. An image that is
-// too large for its norm has come nowhere: its residual is infinite, not 0. `taken` gets the step at which a row ended.
-// `left` gets how many rows are still active and how many have a change that is not finite.
-void opteq_rows_judge(const double *norms, double scale, double tol, double tiny, int64_t step,
-                      unsigned char *active, unsigned char *converged, int64_t *taken, double *residuals, size_t rows,
-                      int64_t *left) {
-    left[0] = left[1] = 0;
-    for (size_t row = 0; row < rows; row++) {
+// too large for its norm has come nowhere: its residual is infinite, not 0.
+// Returns how many rows are still active; `lost` gets how many have a change that is not finite.
+size_t opteq_rows_judge(const struct progress *p, const double *norms, int64_t step, double *residuals, size_t *lost) {
+    size_t going = 0;
+    *lost = 0;
+    for (size_t row = 0; row < p->rows; row++) {
         double change = norms[2 * row], size = norms[2 * row + 1];
-        left[1] += !isfinite(change);
+        *lost += !isfinite(change);
         residuals[row] = NAN;
-        if (!active[row]) continue;
-        residuals[row] = scale * change / (size < tiny ? tiny : size);
+        if (!p->active[row]) continue;
+        residuals[row] = p->scale * change / (size < p->tiny ? p->tiny : size);
         if (isinf(size) && isfinite(change)) residuals[row] = INFINITY;
-        converged[row] = residuals[row] <= tol;
-        active[row] = !converged[row] && isfinite(change);
-        if (active[row])
-            left[0]++;
+        p->converged[row] = residuals[row] <= p->tol;
+        p->active[row] = !p->converged[row] && isfinite(change);
+        if (p->active[row])
+            going++;
         else
-            taken[row] = step;
+            p->taken[row] = step;
     }
+    return going;
 }

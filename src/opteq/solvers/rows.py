@@ -10,9 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from opteq.native import load_native
+from opteq.native import load_native, readable
 
 _SOURCE = Path(__file__).with_name("rows.c")
+_POINTER, _SIZE, _DOUBLE, _INT = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_double, ctypes.c_int
 
 
 def row_norms(x: Tensor) -> Tensor:
@@ -44,26 +45,36 @@ def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> Tensor:
     Returns:
         `norms` of `g` and `f`.
     """
-    library = compiled() if is_native(*image, x, f, g) else None
+    library = compiled() if readable(*image, x, f, g) else None
     if library is not None:
-        squares = torch.zeros(len(x), 2, dtype=torch.float64)
-        threads, start, failed = torch.get_num_threads(), 0, 0
-        for part in image:
-            rows, n = part.shape
-            pointers = [part.data_ptr(), part.stride(0)]
-            for t in (x, f, g):
-                pointers += t.data_ptr() + start * t.element_size(), t.stride(0)
-            failed |= library.opteq_rows_observe(*pointers, rows, n, squares.data_ptr(), threads)
-            start += n
-        if not failed:
-            return squares.sqrt_()
+        found = torch.empty(x.shape[0], 2, dtype=torch.float64)
+        parts = (_Part * len(image))(*[(p.data_ptr(), p.stride(0), p.shape[1]) for p in image])
+        places = [number for t in (x, f, g) for number in (t.data_ptr(), t.stride(0))]
+        options = (x.shape[0], found.data_ptr(), torch.get_num_threads())
+        if not library.opteq_rows_observe(parts, len(image), *places, *options):
+            return found
     for place, part in zip(f.split([part.shape[1] for part in image], 1), image, strict=True):
         place.copy_(part)
     torch.sub(f, x, out=g)
     return norms(g, f)
 
 
-def descend(x: Tensor, r: Tensor, p: Tensor, q: Tensor, mp: Tensor, rr: Tensor, active: Tensor) -> Tensor:
+def hold(x: Tensor, following: Tensor, active: Tensor) -> Tensor:
+    """The rows of `following`, in new memory, and those of `x` where a row is no longer active."""
+    library = compiled() if readable(x, following) else None
+    if library is None:
+        # Under autocast a map may change the dtype from one iterate to the next.
+        return torch.where(active[:, None], following.to(x.dtype), x)
+    held = torch.empty(x.shape)
+    pointers = (x.data_ptr(), x.stride(0), following.data_ptr(), following.stride(0))
+    others = (active.data_ptr(), held.data_ptr(), *x.shape)
+    library.opteq_rows_hold(*pointers, *others, torch.get_num_threads())
+    return held
+
+
+def descend(
+    x: Tensor, r: Tensor, p: Tensor, q: Tensor, mp: Tensor, rr: Tensor, active: Tensor, steps: Tensor
+) -> tuple[Tensor, Tensor]:
     """The first half of a step of conjugate gradients, in place: `x += α p`, `r -= α q`, `α = rr / ⟨mp, q⟩`.
 
     Args:
@@ -74,26 +85,32 @@ def descend(x: Tensor, r: Tensor, p: Tensor, q: Tensor, mp: Tensor, rr: Tensor, 
         mp: `M p`, the direction itself without a metric `M`.
         rr: `(batch,)` `⟨r, M r⟩` in float64.
         active: `(batch,)` which rows take the step; those where `⟨mp, q⟩` is not positive do no more.
+        steps: `(batch,)` how many each has taken.
 
     Returns:
-        `(batch,)` `α` in float64, 0 where a row takes no step.
+        `(batch,)` `α` in float64, 0 where a row takes no step, and `(batch,)` the `rr` of the active rows,
+        NaN for the others.
     """
     library = compiled() if _dense(x, r, p, q, mp) else None
     if library is not None:
-        lengths = torch.empty_like(rr)
-        pointers = [t.data_ptr() for t in (x, r, p, q, mp, rr, active, lengths)]
+        lengths, seen = torch.empty_like(rr), torch.empty_like(rr)
+        pointers = [t.data_ptr() for t in (x, r, p, q, mp, rr, active, steps, seen, lengths)]
         library.opteq_rows_descend(*pointers, *x.shape, torch.get_num_threads())
-        return lengths
+        return lengths, seen
+    steps += active
+    seen = torch.where(active, rr, torch.nan)
     curvature = row_products(mp, q)
     active &= curvature > 0
     lengths = torch.where(active, rr / curvature, 0.0)
     alpha = lengths.to(x.dtype)[:, None]
     x.addcmul_(alpha, p)
     r.addcmul_(alpha, q, value=-1)
-    return lengths
+    return lengths, seen
 
 
-def turn(p: Tensor, mp: Tensor, r: Tensor, mr: Tensor, rr: Tensor, goal: float, active: Tensor) -> None:
+def turn(
+    p: Tensor, mp: Tensor, r: Tensor, mr: Tensor, rr: Tensor, goal: float, active: Tensor, seen: Tensor
+) -> int:
     """The second half, in place: `rr = ⟨r, mr⟩`, then `p = r + β p` and `mp = mr + β mp` with `β` its growth.
 
     Args:
@@ -104,14 +121,19 @@ def turn(p: Tensor, mp: Tensor, r: Tensor, mr: Tensor, rr: Tensor, goal: float, 
         rr: `(batch,)` the former `⟨r, M r⟩`.
         goal: the `rr` that is small enough.
         active: `(batch,)` which rows took the step; those that have reached the goal take no more.
+        seen: `(batch,)` where the new `rr` of these rows is entered.
+
+    Returns:
+        How many rows go on.
     """
     library = compiled() if _dense(p, mp, r, mr) else None
     if library is not None:
         pointers = [t.data_ptr() for t in (p, mp, r, mr, rr)]
-        library.opteq_rows_turn(*pointers, goal, active.data_ptr(), *p.shape, torch.get_num_threads())
-        return
+        others = (goal, active.data_ptr(), seen.data_ptr())
+        return library.opteq_rows_turn(*pointers, *others, *p.shape, torch.get_num_threads())
     # In a metric rounding may put it below zero.
     now = torch.where(active, row_products(r, mr).clamp_(min=0), rr)
+    seen.copy_(torch.where(active, now, seen))
     active &= now > goal
     beta = torch.where(active, now / rr, 0.0).to(p.dtype)[:, None]
     rr.copy_(now)
@@ -119,21 +141,11 @@ def turn(p: Tensor, mp: Tensor, r: Tensor, mr: Tensor, rr: Tensor, goal: float, 
     torch.addcmul(r, beta, p, out=p)
     if mp is not p:
         torch.addcmul(mr, beta, mp, out=mp)
-
-
-def is_native(*matrices: Tensor) -> bool:
-    """Whether compiled code can work on these matrices."""
-    # A loop takes half the time of `all`, at every step of every solve.
-    for m in matrices:
-        if m.dtype != torch.float32 or not m.is_cpu or m.is_neg():
-            return False
-        if m.stride(1) != 1 and m.shape[1] != 1:
-            return False
-    return True
+    return int(active.sum())
 
 
 def _dense(*matrices: Tensor) -> bool:
-    return is_native(*matrices) and all(m.is_contiguous() for m in matrices)
+    return readable(*matrices) and all(m.is_contiguous() for m in matrices)
 
 
 def compiled() -> ctypes.CDLL | None:
@@ -141,26 +153,45 @@ def compiled() -> ctypes.CDLL | None:
     return load_native(_SOURCE, _declare)
 
 
+class _Part(ctypes.Structure):
+    """Some of the columns of a matrix, as C has it."""
+
+    _fields_: ClassVar = [("rows", _POINTER), ("apart", _SIZE), ("width", _SIZE)]
+
+
 class History(ctypes.Structure):
     """What Anderson's method keeps of its rows, as C has it."""
 
     _fields_: ClassVar = [
-        (name, ctypes.c_void_p) for name in ("changes", "candidates", "gram", "best", "before", "born")
+        *((name, _POINTER) for name in ("changes", "candidates", "gram", "best", "before", "born")),
+        *((name, _DOUBLE) for name in ("ridge", "growth")),
+        *((name, _SIZE) for name in ("rows", "memory", "n")),
+    ]
+
+
+class Record(ctypes.Structure):
+    """Which rows of a solve go on, as C has it."""
+
+    _fields_: ClassVar = [
+        *((name, _POINTER) for name in ("active", "converged", "taken")),
+        *((name, _DOUBLE) for name in ("scale", "tol", "tiny")),
+        ("rows", _SIZE),
     ]
 
 
 def _declare(library: ctypes.CDLL) -> None:
-    pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
-    library.opteq_rows_observe.argtypes = [pointer, size] * 4 + [size] * 2 + [pointer, number]
-    library.opteq_rows_descend.argtypes = [pointer] * 8 + [size] * 2 + [number]
+    library.opteq_rows_observe.argtypes = (
+        [ctypes.POINTER(_Part), _SIZE] + [_POINTER, _SIZE] * 3 + [_SIZE, _POINTER, _INT]
+    )
+    library.opteq_rows_hold.argtypes = [_POINTER, _SIZE] * 2 + [_POINTER] * 2 + [_SIZE] * 2 + [_INT]
+    library.opteq_rows_hold.restype = None
+    library.opteq_rows_descend.argtypes = [_POINTER] * 10 + [_SIZE] * 2 + [_INT]
     library.opteq_rows_descend.restype = None
-    library.opteq_rows_turn.argtypes = [pointer] * 5 + [ctypes.c_double, pointer] + [size] * 2 + [number]
-    library.opteq_rows_turn.restype = None
-    doubles = [ctypes.c_double] * 2
-    library.opteq_rows_mix.argtypes = (
-        [History, pointer, size, *doubles, number, pointer] + [size] * 3 + [number]
-    )
-    library.opteq_rows_judge.argtypes = (
-        [pointer, ctypes.c_double, *doubles, size] + [pointer] * 4 + [size, pointer]
-    )
-    library.opteq_rows_judge.restype = None
+    library.opteq_rows_turn.argtypes = [_POINTER] * 5 + [_DOUBLE] + [_POINTER] * 2 + [_SIZE] * 2 + [_INT]
+    library.opteq_rows_turn.restype = _SIZE
+    library.opteq_rows_mix.argtypes = [ctypes.POINTER(History), _POINTER, _SIZE, _INT, _POINTER, _INT]
+    library.opteq_rows_judge.argtypes = [
+        *(ctypes.POINTER(Record), _POINTER, _SIZE, _POINTER),
+        ctypes.POINTER(_SIZE),
+    ]
+    library.opteq_rows_judge.restype = _SIZE

@@ -49,9 +49,10 @@ class Space:
         """The state of a `(batch, n)` matrix; the inverse of `flatten`."""
         if self._joint:
             flat = flat.reshape(self._batch, -1)
+        if self._single:
+            return self._layouts[0].restore(flat)
         parts = zip(self._layouts, self._split(flat), strict=True)
-        tensors = tuple(layout.restore(part) for layout, part in parts)
-        return tensors[0] if self._single else tensors
+        return tuple(layout.restore(part) for layout, part in parts)
 
     def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
         return rows.split([layout.size for layout in self._layouts], dim=1)
@@ -66,10 +67,10 @@ class _Layout:
     def flatten(self, tensor: Tensor) -> Tensor:
         if self.channels_last:
             tensor = tensor.permute(0, 2, 3, 1)
-        return tensor.reshape(len(tensor), self.size)
+        return tensor.reshape(tensor.shape[0], self.size)
 
     def restore(self, rows: Tensor) -> Tensor:
         if self.channels_last:
             channels, height, width = self.shape
-            return rows.reshape(len(rows), height, width, channels).permute(0, 3, 1, 2)
-        return rows.reshape(len(rows), *self.shape)
+            return rows.reshape(rows.shape[0], height, width, channels).permute(0, 3, 1, 2)
+        return rows.reshape(rows.shape[0], *self.shape)
