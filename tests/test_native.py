@@ -147,7 +147,8 @@ def test_the_sources_are_part_of_the_package():
     import opteq
 
     folder = Path(opteq.__file__).parent
-    assert {path.name for path in folder.rglob("*.c")} == {"winograd.c", "rows.c"}
+    found = {path.name for path in folder.rglob("*.[ch]")}
+    assert found == {"packed.c", "products.h", "rows.c", "winograd.c"}
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -122,8 +123,8 @@ class OptEqEquation(Equation):
     operator: LinearOperator
     activation: Activation
     mu: float
-    # `W Wᵀ` of these weights, where it was `prepared`.
-    gram: Tensor | None = None
+    # `y ↦ W Wᵀ y` with these weights, where it was `prepared`.
+    gram: Callable[[Tensor], Tensor] | None = None
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -163,7 +164,7 @@ class OptEqEquation(Equation):
     def _hidden_image(self, u: State) -> Tensor:
         assert isinstance(u, Tensor)
         assert self.gram is not None
-        image = self.activation.overwrite(u + self.injection) @ self.gram
+        image = self.gram(self.activation.overwrite(u + self.injection))
         return image if self.mu == 1 else image.div_(self.mu)
 
     def _recovered(self, u: State) -> Tensor:
@@ -251,7 +252,7 @@ class OptEqLinearization(Linearization):
         # In q = F u, u = g + FᵀF u reads q = F g + FFᵀq, and FFᵀ is the Gram matrix between two diagonals.
         def matvec(q: State) -> Tensor:
             assert isinstance(q, Tensor)
-            return torch.mul(root, q).matmul(gram).mul_(root)
+            return gram(torch.mul(root, q)).mul_(root)
 
         def leave(q: State, g: State) -> Tensor:
             assert isinstance(g, Tensor)

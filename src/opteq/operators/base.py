@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -77,8 +77,8 @@ class LinearOperator(nn.Module, ABC):
             total = tuple(map(Tensor.add_, total, self.weight_gradient(weights, *pair)))
         return total
 
-    def gram(self, weights: Weights, products: int) -> Tensor | None:
-        """`W Wᵀ` as a matrix, None where it is not worth its cost for so many products with it.
+    def gram(self, weights: Weights, products: int) -> Callable[[Tensor], Tensor] | None:
+        """`y ↦ W Wᵀ y`, by the matrix; None where it is not worth its cost for so many products with it.
 
         A product with it stands in the place of one with `Wᵀ` and one with `W`.
         """

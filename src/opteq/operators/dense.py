@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opteq.operators.base import LinearOperator, Weights
+from opteq.operators.packed import Packed, gram
 from opteq.options import check_count
 
 
@@ -48,9 +49,9 @@ class Dense(LinearOperator):
             total.addmm_(y.mT, x)
         return (total,)
 
-    def gram(self, weights: Weights, products: int) -> Tensor | None:
+    def gram(self, weights: Weights, products: int) -> Packed | None:
         saved = products * (2 * self.in_channels - self.out_channels)
-        return weights[0] @ weights[0].mT if saved > self.in_channels * self.out_channels else None
+        return Packed(gram(weights[0])) if saved > self.in_channels * self.out_channels else None
 
     def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
         return (self.out_channels,)

@@ -20,25 +20,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__AVX512F__)
-#define LANES 16
-#define VECTORS 4
-#elif defined(__AVX2__) && defined(__FMA__)
-#define LANES 8
-#define VECTORS 2
-#else
-#error "written for processors with AVX2 or AVX-512"
-#endif
-#define ROWS 6
-#define PANEL (LANES * VECTORS)
+#include "products.h"
+
 #define POINTS 36
 // Tiles in a block, and tiles times channels: about half a megabyte for the 36 points of both sides.
 #define MOST_TILES 18
 #define MOST_COLUMNS 3100
-
-typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
-
-#define INLINE static inline __attribute__((always_inline))
 
 // Bᵀ times six pixels `step` apart.
 INLINE void input_transform(const vec *d, vec *out, int step) {
@@ -62,23 +49,11 @@ INLINE void output_transform(const vec *m, vec *out, int step) {
     out[3 * step] = difference + 8 * far_difference + m[5 * step];
 }
 
-static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
-
-// A number of channels with those that fill the last vector.
-static size_t filled(size_t channels) { return (channels + LANES - 1) / LANES * LANES; }
-
 INLINE vec load(const float *from, size_t count) {
     if (count >= LANES) return *(const vec *)from;
     vec some = {0};
     for (size_t i = 0; i < count; i++) some[i] = from[i];
     return some;
-}
-
-INLINE void store(float *to, vec all, size_t count) {
-    if (count >= LANES)
-        *(vec *)to = all;
-    else
-        for (size_t i = 0; i < count; i++) to[i] = all[i];
 }
 
 // G times three numbers `step` apart.
@@ -114,8 +89,7 @@ INLINE void output_adjoint(const vec *y, vec *out, int step, int out_step) {
 }
 
 // The kernels of the convolution with `weight`, contiguous `(out, in, 3, 3)`, or, with `adjoint`, of its
-// adjoint, whose input channels are `out`. Layout: for each point, and for each panel of at most PANEL
-// output channels, a matrix (input channels, channels of the panel), with zeros where there are no more.
+// adjoint, whose input channels are `out`. For each point they are one packed matrix.
 void opteq_winograd_kernels(const float *weight, float *kernels, size_t out, size_t in, int adjoint,
                             int threads) {
     size_t from = adjoint ? out : in, to = adjoint ? in : out, columns = filled(to);
@@ -136,45 +110,9 @@ void opteq_winograd_kernels(const float *weight, float *kernels, size_t out, siz
         }
 }
 
-// `rows` × `vectors · LANES` numbers of a matrix product, kept in registers.
-INLINE void product(const float *v, const float *u, float *m, size_t in, size_t out, int rows, int vectors) {
-    size_t apart = filled(in);
-    vec sums[ROWS][VECTORS];
-    for (int r = 0; r < rows; r++)
-        for (int k = 0; k < vectors; k++) sums[r][k] = (vec){0};
-    for (size_t c = 0; c < in; c++) {
-        const vec *row = (const vec *)(u + c * vectors * LANES);
-        for (int r = 0; r < rows; r++)
-            for (int k = 0; k < vectors; k++) sums[r][k] += v[r * apart + c] * row[k];
-    }
-    for (int r = 0; r < rows; r++)
-        for (int k = 0; k < vectors; k++) *(vec *)(m + r * out + k * LANES) = sums[r][k];
-}
-
-// With literal arguments each call is compiled for its own sizes.
-INLINE void panel(const float *v, const float *u, float *m, size_t in, size_t out, size_t tiles, int vectors) {
-    size_t t = 0;
-    for (; t + 6 <= tiles; t += 6) product(v + t * filled(in), u, m + t * out, in, out, 6, vectors);
-    v += t * filled(in), m += t * out;
-    switch (tiles - t) {
-        case 5: product(v, u, m, in, out, 5, vectors); break;
-        case 4: product(v, u, m, in, out, 4, vectors); break;
-        case 3: product(v, u, m, in, out, 3, vectors); break;
-        case 2: product(v, u, m, in, out, 2, vectors); break;
-        case 1: product(v, u, m, in, out, 1, vectors); break;
-    }
-}
-
 static void panels(const float *v, const float *u, float *m, size_t in, size_t out, size_t tiles) {
     for (size_t o = 0; o < out; o += PANEL, u += in * PANEL)
-        switch (smaller(PANEL, out - o) / LANES) {
-#if VECTORS == 4
-            case 4: panel(v, u, m + o, in, out, tiles, 4); break;
-            case 3: panel(v, u, m + o, in, out, tiles, 3); break;
-#endif
-            case 2: panel(v, u, m + o, in, out, tiles, 2); break;
-            case 1: panel(v, u, m + o, in, out, tiles, 1); break;
-        }
+        panel(v, filled(in), u, m + o, out, in, tiles, smaller(PANEL, out - o));
 }
 
 // How images are cut into tiles, and tiles into blocks for the threads, of at most `block` tiles.

@@ -13,6 +13,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from opteq.layouts import has_channels_last
 from opteq.native import load_native
+from opteq.operators.packed import filled
 from opteq.rounding import tolerated
 
 SMALLEST_TOLERANCE = 2e-5
@@ -83,7 +84,7 @@ def weight_gradient(x: Tensor, y: Tensor, weight: Tensor, groups: int = 1) -> Te
     x, y = _channels_last(x), _channels_last(y)
     threads = torch.get_num_threads()
     gradient = torch.empty(weight.shape, dtype=x.dtype)
-    sums = torch.empty(threads * _POINTS * _filled(channels) * _filled(out), dtype=x.dtype)
+    sums = torch.empty(threads * _POINTS * filled(channels) * filled(out), dtype=x.dtype)
     pointers = [t.data_ptr() for t in (x, y, gradient, sums)]
     sizes = (len(x), *x.shape[2:], channels, out, x.stride(0), y.stride(0))
     return None if library.opteq_winograd_gradient(*pointers, *sizes, threads) else gradient
@@ -118,11 +119,6 @@ def _pays(weight: Tensor, x: Tensor) -> bool:
         and batch * tiles >= _FEWEST_TILES
         and tiles * _SIDE**2 <= _MOST_WASTE * height * width
     )
-
-
-def _filled(channels: int) -> int:
-    """A number of channels with those that fill the last vector."""
-    return -(-channels // _LANES) * _LANES
 
 
 def _channels_last(x: Tensor) -> Tensor:
@@ -166,7 +162,7 @@ def _kernels(library: ctypes.CDLL, weight: Tensor, adjoint: bool) -> Tensor:
 def _transformed(library: ctypes.CDLL, weight: Tensor, adjoint: bool) -> Tensor:
     dense = weight.detach().contiguous()
     rows, columns = dense.shape[:2] if adjoint else dense.shape[1::-1]
-    kernels = torch.empty(_POINTS * rows * _filled(columns), dtype=dense.dtype)
+    kernels = torch.empty(_POINTS * rows * filled(columns), dtype=dense.dtype)
     sizes = (*dense.shape[:2], adjoint, torch.get_num_threads())
     library.opteq_winograd_kernels(dense.data_ptr(), kernels.data_ptr(), *sizes)
     return kernels

@@ -1,0 +1,46 @@
+// Products of many matrices with one, which is packed for them once. Sizes are counted in floats.
+
+#include "products.h"
+
+// Packs `matrix` of (in, out), whose element (i, o) lies at i * row_apart + o * column_apart.
+void opteq_packed_pack(const float *matrix, size_t row_apart, size_t column_apart, float *packed, size_t in, size_t out,
+                       int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (size_t o = 0; o < out; o += PANEL) {
+        size_t columns = smaller(PANEL, out - o), width = filled(columns);
+        // By some rows at a time, since columns lie far apart.
+        for (size_t first = 0; first < in; first += LANES)
+            for (size_t k = 0; k < width; k++)
+                for (size_t i = first; i < smaller(in, first + LANES); i++)
+                    packed[o * in + i * width + k] = k < columns ? matrix[i * row_apart + (o + k) * column_apart] : 0;
+    }
+}
+
+// y = x packed, for `rows` rows of `x`, which are `apart`; those of `y` follow each other.
+void opteq_packed_multiply(const float *x, size_t apart, const float *packed, float *y, size_t rows, size_t in,
+                           size_t out, int threads) {
+    // Every thread has rows of its own, and reads the panels one after the other.
+    size_t whole = (rows + ROWS - 1) / ROWS;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int part = 0; part < threads; part++) {
+        size_t first = part * whole / threads * ROWS, last = smaller(rows, (part + 1) * whole / threads * ROWS);
+        for (size_t o = 0; o < out; o += PANEL)
+            panel(x + first * apart, apart, packed + o * in, y + first * out + o, out, in, last - first,
+                  smaller(PANEL, out - o));
+    }
+}
+
+// y = x xᵀ for `rows` rows of `x`, which are `apart`, from the packed xᵀ. Computes half of it.
+void opteq_packed_gram(const float *x, size_t apart, const float *packed, float *y, size_t rows, size_t in,
+                       int threads) {
+    // The first panels are the tall ones.
+#pragma omp parallel for schedule(dynamic) num_threads(threads)
+    for (size_t o = 0; o < rows; o += PANEL) {
+        size_t columns = smaller(PANEL, rows - o);
+        panel(x + o * apart, apart, packed + o * in, y + o * rows + o, rows, in, rows - o, columns);
+        for (size_t first = o + columns; first < rows; first += LANES)
+            for (size_t k = 0; k < columns; k++)
+                for (size_t row = first; row < smaller(rows, first + LANES); row++)
+                    y[(o + k) * rows + row] = y[row * rows + o + k];
+    }
+}

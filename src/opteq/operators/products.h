@@ -1,0 +1,80 @@
+// Products with a packed matrix, for float32.
+//
+// A matrix `u` of (in, out) is packed by panels of at most PANEL columns, the last one filled with zeros to whole
+// vectors. A panel is its rows one after the other.
+
+#include <stddef.h>
+
+#if defined(__AVX512F__)
+#define LANES 16
+#define VECTORS 4
+#elif defined(__AVX2__) && defined(__FMA__)
+#define LANES 8
+#define VECTORS 2
+#else
+#error "written for processors with AVX2 or AVX-512"
+#endif
+#define ROWS 6
+#define PANEL (LANES * VECTORS)
+
+typedef float vec __attribute__((vector_size(4 * LANES), aligned(4), may_alias));
+
+#define INLINE static inline __attribute__((always_inline))
+
+static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
+
+// A number of columns with those that fill the last vector.
+static size_t filled(size_t columns) { return (columns + LANES - 1) / LANES * LANES; }
+
+INLINE void store(float *to, vec all, size_t count) {
+    if (count >= LANES)
+        *(vec *)to = all;
+    else
+        for (size_t i = 0; i < count; i++) to[i] = all[i];
+}
+
+// `rows` × `vectors` of the product, kept in registers. The rows of `x` and of `y` are so far apart.
+INLINE void product(const float *x, size_t x_apart, const float *u, float *y, size_t y_apart, size_t in, int rows,
+                    int vectors, size_t columns) {
+    vec sums[ROWS][VECTORS];
+    for (int r = 0; r < rows; r++)
+        for (int k = 0; k < vectors; k++) sums[r][k] = (vec){0};
+    for (size_t c = 0; c < in; c++) {
+        const vec *row = (const vec *)(u + c * vectors * LANES);
+        for (int r = 0; r < rows; r++)
+            for (int k = 0; k < vectors; k++) sums[r][k] += x[r * x_apart + c] * row[k];
+    }
+    for (int r = 0; r < rows; r++)
+        for (int k = 0; k < vectors; k++)
+            store(y + r * y_apart + k * LANES, sums[r][k], columns - smaller(columns, k * LANES));
+}
+
+// With literal arguments each call is compiled for its own sizes.
+INLINE void products(const float *x, size_t x_apart, const float *u, float *y, size_t y_apart, size_t in,
+                     size_t rows, int vectors, size_t columns) {
+#define PRODUCT(rows) product(x, x_apart, u, y, y_apart, in, rows, vectors, columns)
+    for (; rows >= ROWS; rows -= ROWS, x += ROWS * x_apart, y += ROWS * y_apart) PRODUCT(ROWS);
+    switch (rows) {
+        case 5: PRODUCT(5); break;
+        case 4: PRODUCT(4); break;
+        case 3: PRODUCT(3); break;
+        case 2: PRODUCT(2); break;
+        case 1: PRODUCT(1); break;
+    }
+#undef PRODUCT
+}
+
+// y = x u for one panel `u`, of `columns` columns, and `rows` rows of `x`.
+static void panel(const float *x, size_t x_apart, const float *u, float *y, size_t y_apart, size_t in, size_t rows,
+                  size_t columns) {
+#define PRODUCTS(vectors) products(x, x_apart, u, y, y_apart, in, rows, vectors, columns)
+    switch (filled(columns) / LANES) {
+#if VECTORS == 4
+        case 4: PRODUCTS(4); break;
+        case 3: PRODUCTS(3); break;
+#endif
+        case 2: PRODUCTS(2); break;
+        case 1: PRODUCTS(1); break;
+    }
+#undef PRODUCTS
+}
