@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opteq.errors import ConfigError
+from opteq.slopes import PositivePart, Slopes
 
 
 class Activation(ABC):
@@ -50,6 +51,10 @@ class Activation(ABC):
     @abstractmethod
     def derivative(self, a: Tensor) -> Tensor:
         """`σ'(a)`; at a kink, the value autograd uses."""
+
+    def slopes(self, a: Tensor) -> Slopes:
+        """`σ'(a)` as what is multiplied by it; may go on reading `a`, which only `overwrite` may change."""
+        return Slopes(self.derivative(a))
 
     @abstractmethod
     def potential(self, a: Tensor) -> Tensor:
@@ -109,6 +114,9 @@ class ReLU(Activation):
 
     def derivative(self, a: Tensor) -> Tensor:
         return (a > 0).to(a.dtype)
+
+    def slopes(self, a: Tensor) -> Slopes:
+        return PositivePart(a)
 
     def potential(self, a: Tensor) -> Tensor:
         return _half_square(F.relu(a))

@@ -235,20 +235,15 @@ def symmetric_psd(matvec: Callable[[State], State]) -> SymmetricForm:
 
 
 def symmetrized(
-    diagonal: State,
+    scale: Callable[[State], State],
     matvec: Callable[[State], State],
     pullback: Callable[[State], Gradients],
 ) -> SymmetricForm:
-    """The symmetric form of `J = D H` with diagonal `D ⪰ 0` and symmetric `H = matvec`.
+    """The symmetric form of `J = D H` with diagonal `D ⪰ 0`, `D^½ = scale`, and symmetric `H = matvec`.
 
     `u = g + H D u` is solved as `(I - D^½ H D^½) v = D^½ g`, then `u = g + H D^½ v`. Multiplied by `D^½`
     the latter reads `D u = D^½ v`: `pullback`, which takes `D u`, needs no further product with `H`.
     """
-    root = map_state(torch.sqrt, diagonal)
-
-    def scale(v: State) -> State:
-        return map_state(torch.mul, root, v)
-
     return SymmetricForm(
         matvec=lambda v: scale(matvec(scale(v))),
         enter=scale,

@@ -35,6 +35,19 @@ def test_derivative_is_that_of_autograd(activation: Activation):
 
 
 @every_activation
+def test_slopes_are_multiplied_with(activation: Activation):
+    a, t = torch.cat([NOTABLE, 3 * random(200)]), random(len(NOTABLE) + 200, seed=1)
+    expected = activation.derivative(a)
+    slopes = activation.slopes(a)
+    activation.overwrite(a)
+    assert torch.equal(slopes.times(t), expected * t)
+    assert torch.equal(slopes.sqrt().times(t), expected.sqrt() * t)
+    product = t.clone()
+    assert slopes.times_(product) is product
+    assert torch.equal(product, expected * t)
+
+
+@every_activation
 @given(a=st.floats(-50, 50), b=st.floats(-50, 50))
 @settings(max_examples=50)
 @pytest.mark.spec("R1.1")

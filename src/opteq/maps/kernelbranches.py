@@ -22,7 +22,8 @@ from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.coupling import Coupling, HeritageDiversity
 from opteq.objectives.inner_product import InnerProductLinearization, InnerProductSimilarity
-from opteq.results import Certificate, State, combined, distance, map_state, tensors_of
+from opteq.results import Certificate, State, combined, distance, tensors_of
+from opteq.slopes import Slopes
 
 
 def couple(
@@ -189,20 +190,21 @@ class KernelBranchesLinearization(Linearization):
         rows = zip(self._similarities, tensors_of(state), self._coupling.gradient(), strict=True)
         self._parts = [InnerProductLinearization(*row) for row in rows]
         pairs = zip(equation.activations, self._parts, strict=True)
-        self._slope = tuple(activation.derivative(part.gradient()) for activation, part in pairs)
+        self._slopes = [activation.slopes(part.gradient()) for activation, part in pairs]
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        return symmetrized(self._slope, self.hessian, self._pullback)
+        roots = [slopes.sqrt() for slopes in self._slopes]
+        return symmetrized(lambda v: _times(roots, v), self.hessian, self._pullback)
 
     def jvp(self, tangent: State) -> State:
-        return map_state(torch.mul, self._slope, self.hessian(tangent))
+        return _times(self._slopes, self.hessian(tangent))
 
     def vjp(self, cotangent: State) -> State:
-        return self.hessian(map_state(torch.mul, self._slope, cotangent))
+        return self.hessian(_times(self._slopes, cotangent))
 
     def pullback(self, cotangent: State) -> Gradients:
-        return self._pullback(map_state(torch.mul, self._slope, cotangent))
+        return self._pullback(_times(self._slopes, cotangent))
 
     def hessian(self, v: State) -> tuple[Tensor, ...]:
         """`H v`."""
@@ -216,6 +218,11 @@ class KernelBranchesLinearization(Linearization):
         rows = zip(self._parts, tensors_of(slope_times_cotangent), moves, strict=True)
         gradients = tuple(g for part, u, move in rows for g in part.pullback_with(u, move))
         return gradients + self._coupling.pullback(lifted)
+
+
+def _times(slopes: Sequence[Slopes], state: State) -> tuple[Tensor, ...]:
+    """`D_i y_i`."""
+    return tuple(d.times(y) for d, y in zip(slopes, tensors_of(state), strict=True))
 
 
 def _lift(similarities: Sequence[InnerProductSimilarity], state: State) -> tuple[Tensor, ...]:

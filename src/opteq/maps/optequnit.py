@@ -34,6 +34,7 @@ from opteq.operators.base import LinearOperator, Weights
 from opteq.operators.constraint import constrained_weights
 from opteq.options import is_number
 from opteq.results import Certificate, State
+from opteq.slopes import Slopes
 
 # Evaluations that a solve is counted on to take, where that decides how it is computed.
 _PRODUCTS = 8
@@ -234,25 +235,23 @@ class OptEqLinearization(Linearization):
     def __init__(self, equation: OptEqEquation, state: Tensor) -> None:
         self._equation, self._state = equation, state
         preactivation = equation.preactivation(state)
-        self._slope = equation.activation.derivative(preactivation)
+        self._slopes = equation.activation.slopes(preactivation)
         self.hidden = equation.activation.overwrite(preactivation)
 
     @cached_property
-    def _root(self) -> Tensor:
-        """`(D/μ)^½`."""
-        return (self._slope if self._equation.mu == 1 else self._slope / self._equation.mu).sqrt()
+    def _root(self) -> Slopes:
+        return self._slopes.sqrt()
 
     @property
     def symmetric(self) -> SymmetricForm | None:
         gram = self._equation.gram
         if gram is None:
             return symmetric_psd(self.jvp)
-        root = self._root
 
         # In q = F u, u = g + FᵀF u reads q = F g + FFᵀq, and FFᵀ is the Gram matrix between two diagonals.
         def matvec(q: State) -> Tensor:
             assert isinstance(q, Tensor)
-            return gram(torch.mul(root, q)).mul_(root)
+            return self._over_mu(self._root.times_(gram(self._root.times(q))))
 
         def leave(q: State, g: State) -> Tensor:
             assert isinstance(g, Tensor)
@@ -266,31 +265,37 @@ class OptEqLinearization(Linearization):
     def lift(self, u: State) -> Tensor:
         """`F u`."""
         assert isinstance(u, Tensor)
-        return self._equation.operator.matvec(self._equation.weights, u).mul_(self._root)
+        moved = self._equation.operator.matvec(self._equation.weights, u)
+        return self._over_mu(self._root.times_(moved), 0.5)
 
     def lower(self, q: State) -> Tensor:
         """`Fᵀ q`."""
         assert isinstance(q, Tensor)
-        return self._equation.operator.rmatvec(self._equation.weights, q * self._root)
+        scaled = self._over_mu(self._root.times(q), 0.5)
+        return self._equation.operator.rmatvec(self._equation.weights, scaled)
 
     def jvp(self, tangent: State) -> Tensor:
         assert isinstance(tangent, Tensor)
         moved = self._equation.operator.matvec(self._equation.weights, tangent)
-        return self._equation.pool(moved.mul_(self._slope))
+        return self._equation.pool(self._slopes.times_(moved))
 
     def vjp(self, cotangent: State) -> Tensor:
         return self.jvp(cotangent)
 
     def pullback(self, cotangent: State) -> Gradients:
         assert isinstance(cotangent, Tensor)
-        equation = self._equation
-        moved = equation.operator.matvec(equation.weights, cotangent).mul_(self._slope)
-        return self._pullback(cotangent, moved if equation.mu == 1 else moved.div_(equation.mu))
+        moved = self._equation.operator.matvec(self._equation.weights, cotangent)
+        return self._pullback(cotangent, self._over_mu(self._slopes.times_(moved)))
 
     def pullback_lifted(self, cotangent: Tensor, lifted: State) -> Gradients:
         """`pullback` of a cotangent `u` of which `F u` is known."""
         assert isinstance(lifted, Tensor)
-        return self._pullback(cotangent, lifted * self._root)
+        return self._pullback(cotangent, self._over_mu(self._root.times(lifted), 0.5))
+
+    def _over_mu(self, t: Tensor, power: float = 1.0) -> Tensor:
+        """`μ^-power t`, in the memory of `t`."""
+        mu = self._equation.mu
+        return t if mu == 1 else t.div_(mu**power)
 
     def _pullback(self, cotangent: Tensor, injection: Tensor) -> Gradients:
         # ⟨u, T(z)⟩ = ⟨W u, σ(W z + c)⟩/μ depends on W twice; its gradient towards c is D W u/μ.

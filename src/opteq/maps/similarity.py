@@ -95,22 +95,28 @@ class _SimilarityLinearization(Linearization):
 
     def __init__(self, equation: SimilarityEquation, state: Tensor) -> None:
         self._hessian = equation.similarity.linearize(state)
-        self._slope = equation.activation.derivative(self._hessian.gradient())
+        self._slopes = equation.activation.slopes(self._hessian.gradient())
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        return symmetrized(self._slope, self._product, self._pullback)
+        root = self._slopes.sqrt()
+
+        def scale(v: State) -> Tensor:
+            assert isinstance(v, Tensor)
+            return root.times(v)
+
+        return symmetrized(scale, self._product, self._pullback)
 
     def jvp(self, tangent: State) -> Tensor:
-        return self._slope * self._product(tangent)
+        return self._slopes.times(self._product(tangent))
 
     def vjp(self, cotangent: State) -> Tensor:
         assert isinstance(cotangent, Tensor)
-        return self._product(self._slope * cotangent)
+        return self._product(self._slopes.times(cotangent))
 
     def pullback(self, cotangent: State) -> Gradients:
         assert isinstance(cotangent, Tensor)
-        return self._pullback(self._slope * cotangent)
+        return self._pullback(self._slopes.times(cotangent))
 
     def _pullback(self, slope_times_cotangent: State) -> Gradients:
         assert isinstance(slope_times_cotangent, Tensor)
