@@ -168,6 +168,8 @@ def find_fixed_point(
             # Those that have stopped stay where they are, which spares them a place of their own.
             following = hold(x, following, progress.active)
         previous, x = x, following
+        # Its memory is the next one's.
+        del image
 
     info = progress.info(wide)
     if lost:

@@ -64,6 +64,7 @@ def conjugate_gradients(
         lengths, seen = descend(x, r, p, ap, mp, rr, active, steps)
         if follow is not None:
             follow(lengths * size)
+        del ap  # its memory is the next one's
         measured = r if metric is None else metric(r)
         going = turn(p, mp, r, measured, rr, goal, active, seen)
         history.append(seen)
