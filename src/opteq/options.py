@@ -78,6 +78,12 @@ def check_count(name: str, value: object) -> None:
         raise ConfigError(f"Expected `{name}` to be a whole number of at least 1, got {value!r}.")
 
 
+def check_flag(name: str, value: object) -> None:
+    """Raise a `ConfigError` unless the argument `name` is True or False."""
+    if type(value) is not bool:
+        raise ConfigError(f"Expected `{name}` to be True or False, got {value!r}.")
+
+
 def require(condition: bool, owner: object, name: str, expected: str) -> None:
     """Raise a `ConfigError` about the option `name` of `owner` unless `condition` holds."""
     if not condition:

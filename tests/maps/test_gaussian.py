@@ -198,6 +198,7 @@ def test_sizes_that_do_not_divide_are_refused():
         ({"gamma": math.inf}, "`gamma` to be a positive number"),
         ({"gamma": True}, "`gamma` to be a positive number"),
         ({"patches": (2, 2)}, r"`patches` to be Patches\(channels, size\) or None, got \(2, 2\)"),
+        ({"detach_gamma": "x"}, "`detach_gamma` to be True or False, got 'x'"),
         ({"hidden": 0}, "`hidden` to be a whole number of at least 1, got 0"),
         ({"hidden": 2.5}, "`hidden` to be a whole number of at least 1, got 2.5"),
         ({"max_norm": "1"}, "`max_norm` to be positive or None, got '1'"),

@@ -231,6 +231,10 @@ def test_curvatures_of_higher_polynomials():
             lambda: KernelMap(Dense(4, 5), Dense(3, 4), ["sigmoid"]),
             r"polynomial, sigmoid, or an object such as PolynomialKernel\(3\), got \['sigmoid'\]",
         ),
+        (
+            lambda: KernelMap(Dense(4, 5), Dense(3, 4), normalise=None),
+            "`normalise` to be True or False, got None",
+        ),
         (lambda: KernelMap(Dense(4, 5), Dense(3, 4), max_norm=0.0), "`max_norm` to be positive or None"),
         (lambda: KernelMap(torch.nn.Linear(4, 5), Dense(3, 4)), "opteq operator .* for `W`"),
         (lambda: PolynomialKernel(0), "`degree` of PolynomialKernel to be at least 1, got 0"),

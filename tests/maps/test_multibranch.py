@@ -381,6 +381,7 @@ def test_errors():
         (lambda: MOptEq(units, 0.01), r"`coupling` to be HeritageDiversity\(...\) or None, got 0.01"),
         (lambda: MOptEq(units, perturbation=-0.1), "`perturbation` to be a number of at least 0, got -0.1"),
         (lambda: MOptEq(units, perturbation="a"), "`perturbation` to be a number of at least 0, got 'a'"),
+        (lambda: MOptEq(units, perturb_at_inference=1), "`perturb_at_inference` to be True or False, got 1"),
         (lambda: MOptEq(units, perturbation=math.inf), "`perturbation` .* got inf"),
         (lambda: MOptEq(units, perturbation=math.nan), "`perturbation`"),
         (lambda: MOptEq([dense, dense], perturbation=0.1), "for `U`, got torch.nn.modules.linear.Linear"),

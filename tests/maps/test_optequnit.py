@@ -340,6 +340,10 @@ def test_the_gram_matrix_belongs_to_its_weights_and_to_full_precision():
         (lambda: OptEqUnit(Dense(2, 3), Dense(2, 3), max_norm=-1.0), "`max_norm` to be positive or None"),
         (lambda: OptEqUnit(Dense(2, 3), Dense(2, 3), "swish"), "`activation` to be one of identity, relu"),
         (lambda: OptEqUnit(Dense(2, 3), "U"), "Expected `U` to be an opteq operator or a torch module"),
+        (
+            lambda: OptEqUnit(Dense(2, 3), Dense(2, 3), bias="x"),
+            "Expected `bias` to be True or False, got 'x'",
+        ),
     ],
 )
 def test_impossible_units_are_refused(build, message):

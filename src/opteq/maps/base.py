@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation
 from opteq.errors import ConfigError, ShapeError
 from opteq.operators.base import LinearOperator
-from opteq.options import is_number
+from opteq.options import check_flag, is_number
 from opteq.results import State
 
 
@@ -60,7 +60,7 @@ class Injection(nn.Module):
         bias: whether there is a `b`, one number per channel.
 
     Raises:
-        ConfigError: if an opteq operator produces another number of channels.
+        ConfigError: if an opteq operator produces another number of channels, or `bias` is no truth value.
     """
 
     def __init__(self, operator: nn.Module, channels: int, bias: bool) -> None:
@@ -72,6 +72,7 @@ class Injection(nn.Module):
                 f"Expected `U` to produce the {channels} channels that `W` produces,"
                 f" got {operator.out_channels}."
             )
+        check_flag("bias", bias)
         self.operator, self.channels = operator, channels
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 

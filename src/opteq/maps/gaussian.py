@@ -23,7 +23,7 @@ from opteq.objectives.gaussian import GaussianSimilarity
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.operators.base import LinearOperator
 from opteq.operators.constraint import constrained_weights
-from opteq.options import check_count, is_number
+from opteq.options import check_count, check_flag, is_number
 from opteq.results import State
 
 ADAPTIVE_NUMERATOR = 0.2
@@ -89,6 +89,7 @@ class GaussianMap(EquilibriumMap):
                 f"Expected the {W.out_channels} channels of `W` to divide into patches of {patches.channels}."
             )
         check_count("hidden", hidden)
+        check_flag("detach_gamma", detach_gamma)
         check_max_norm(max_norm)
         self.W = W
         self.injection = Injection(U, W.out_channels, bias)

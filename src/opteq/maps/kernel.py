@@ -20,6 +20,7 @@ from opteq.objectives.inner_product import (
 )
 from opteq.operators.base import LinearOperator
 from opteq.operators.constraint import constrained_weights
+from opteq.options import check_flag
 from opteq.results import State
 
 # Half of the room below the ceiling is for the kernel, half for W.
@@ -82,6 +83,7 @@ class KernelMap(EquilibriumMap):
                 f"Expected `U` to produce the {W.in_channels} channels of the state, which `W` takes,"
                 f" got {U.out_channels}."
             )
+        check_flag("normalise", normalise)
         check_max_norm(max_norm)
         self.W = W
         self.injection = Injection(U, W.in_channels, bias)

@@ -21,7 +21,7 @@ from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.coupling import Coupling, CouplingLinearization, HeritageDiversity, check_channels
 from opteq.operators.base import LinearOperator
-from opteq.options import is_number
+from opteq.options import check_flag, is_number
 from opteq.results import Certificate, State, distance, map_state, tensors_of
 
 _SWEEPS = ("jacobi", "gauss-seidel")
@@ -103,6 +103,7 @@ class MOptEq(EquilibriumMap):
         # A ModuleList does not say what it holds.
         self.units: list[_Unit] = nn.ModuleList(units)  # type: ignore[assignment]
         self.coupling, self.sweep = coupling, sweep
+        check_flag("perturb_at_inference", perturb_at_inference)
         self.perturbation, self.perturb_at_inference = float(perturbation), perturb_at_inference
         # Whether q < 1 is imposed by the ceilings of the units, or was looked at once.
         self.uniqueness_checked = self._strength([unit.max_norm or math.inf for unit in units]) < 1

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
-from opteq.options import is_number
+from opteq.options import check_flag, is_number
 from opteq.results import Certificate, State, map_state
 
 
@@ -21,13 +21,14 @@ class SkipWeight(nn.Module):
     """`α` in (0, 1], fixed or learned. Learned, it is `sigmoid(logit)`, so it stays inside (0, 1).
 
     Raises:
-        ConfigError: if `alpha` lies outside (0, 1], or is 1 and to be learned.
+        ConfigError: if `alpha` lies outside (0, 1], or is 1 and to be learned, or `learn` is no truth value.
     """
 
     def __init__(self, alpha: float, learn: bool = False) -> None:
         super().__init__()
         if not (is_number(alpha) and 0 < alpha <= 1):
             raise ConfigError(f"Expected `alpha` in (0, 1], got {alpha!r}.")
+        check_flag("learn_alpha", learn)
         if learn and alpha == 1:
             raise ConfigError("A learned `alpha` starts inside (0, 1), not at 1; start at 0.99 instead.")
         self.alpha = float(alpha)
