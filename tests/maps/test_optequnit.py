@@ -357,6 +357,18 @@ def test_an_operator_that_changes_the_size_is_refused():
         module.bind(torch.zeros(1, 2, 4, 4))
 
 
+def test_an_injection_without_the_sides_of_the_state_is_refused():
+    module = OptEqUnit(Conv2d(2, 3), Dense(4, 3))
+    with pytest.raises(ShapeError, match=r"`U` to give \(batch, 3, H, W\) as `W` does, got \(1, 3\)"):
+        module.bind(torch.zeros(1, 4))
+
+
+def test_an_injection_of_several_tensors_is_refused():
+    module = OptEqUnit(Dense(2, 3), torch.nn.LSTM(4, 3))
+    with pytest.raises(ShapeError, match="Expected `U` to give one tensor, got tuple"):
+        module.bind(torch.zeros(1, 4))
+
+
 def test_any_module_may_inject():
     stem = torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3, stride=2, padding=1), torch.nn.BatchNorm2d(4))
     layer = EquilibriumLayer(OptEqUnit(Conv2d(3, 4), stem, bias=False))

@@ -91,11 +91,13 @@ def inject(operator: nn.Module, x: State) -> Tensor:
     """`U x`, in the dtype that equations iterate in.
 
     Raises:
-        ShapeError: if `x` is not one tensor.
+        ShapeError: if `x`, or what the operator makes of it, is not one tensor.
     """
     if not isinstance(x, Tensor):
         raise ShapeError(f"Expected `x` to be one tensor, got {type(x).__name__}.")
     c = operator(x)
+    if not isinstance(c, Tensor):
+        raise ShapeError(f"Expected `U` to give one tensor, got {type(c).__name__}.")
     # Under autocast the operators run in low precision, the state does not.
     if torch.is_autocast_enabled(c.device.type) and c.dtype in (torch.bfloat16, torch.float16):
         c = c.float()
@@ -141,8 +143,11 @@ def state_shape(operator: LinearOperator, injection: Tensor) -> tuple[int, ...]:
     """Shape, without the batch, of the state whose image under `operator` is like `injection`.
 
     Raises:
-        ShapeError: if the operator does not keep the spatial size.
+        ShapeError: if the operator does not keep the spatial size, or needs one that there is not.
     """
+    if injection.dim() < 2 + len(operator.sides):
+        expected = ", ".join(("batch", str(operator.out_channels), *operator.sides))
+        raise ShapeError(f"Expected `U` to give ({expected}) as `W` does, got {tuple(injection.shape)}.")
     shape = (operator.in_channels, *injection.shape[2:])
     if operator.codomain(shape) != tuple(injection.shape[1:]):
         raise ShapeError(
