@@ -288,6 +288,10 @@ def test_alpha_outside_its_range_is_refused(alpha):
 def test_other_bad_options_are_refused():
     with pytest.raises(ConfigError, match="at least one unit"):
         DeepOptEq([])
+    with pytest.raises(ConfigError, match="Expected a list of units, got OptEqUnit"):
+        DeepOptEq(dense_unit())
+    with pytest.raises(ConfigError, match="Expected `learn_alpha` to be True or False, got 'x'"):
+        DeepOptEq(mixed_units(1), learn_alpha="x")
     with pytest.raises(ConfigError, match="Expected one `alpha`, or 2 for as many units, got 3"):
         DeepOptEq(mixed_units(2), [0.1, 0.2, 0.3])
     with pytest.raises(ConfigError, match="starts inside"):

@@ -79,7 +79,9 @@ class DeepOptEq(EquilibriumMap):
 
 def check_units(units: Sequence[OptEqUnit]) -> None:
     """Raise a `ConfigError` unless `units` can share a state."""
-    if not units:
+    if not isinstance(units, Sequence | nn.ModuleList):
+        raise ConfigError(f"Expected a list of units, got {type(units).__name__}.")
+    if not len(units):
         raise ConfigError("Expected at least one unit.")
     for unit in units:
         if not isinstance(unit, OptEqUnit):
