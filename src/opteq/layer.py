@@ -16,6 +16,7 @@ from opteq.errors import ConfigError, ConvergenceError, NonFiniteError, ShapeErr
 from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, attach
 from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
+from opteq.options import check_flag
 from opteq.results import Solution, SolveInfo, State, Trace, map_state
 from opteq.rounding import tolerating
 from opteq.solvers.anderson import Anderson
@@ -28,6 +29,8 @@ _CURES = {
     "adjoint": "Raise `max_steps` or loosen `tol` of Implicit(), or switch to gradient=Unrolled(steps).",
 }
 _NAMES = {"forward": "The equilibrium solve", "adjoint": "The adjoint solve of the backward pass"}
+_GRADIENT = "a gradient method such as Implicit()"
+_SOLVER = "a solver such as Anderson()"
 
 
 class EquilibriumLayer(nn.Module):
@@ -59,13 +62,13 @@ class EquilibriumLayer(nn.Module):
         super().__init__()
         gradient = Implicit() if gradient is None else gradient
         _expect(map, EquilibriumMap, "map", "an equilibrium map such as OptEqUnit(W, U)")
-        _expect(gradient, GradientMethod, "gradient", "a gradient method such as Implicit()")
+        _expect(gradient, GradientMethod, "gradient", _GRADIENT)
         if isinstance(gradient, DirectMethod):
             if solver is not None:
                 raise ConfigError(f"{type(gradient).__name__} replaces the solve; leave out `solver`.")
         else:
             solver = Anderson() if solver is None else solver
-            _expect(solver, Solver, "solver", "a solver such as Anderson()")
+            _expect(solver, Solver, "solver", _SOLVER)
         if on_unconverged not in ("count", "warn", "raise"):
             raise ConfigError(
                 f"Expected `on_unconverged` to be count, warn or raise, got {on_unconverged!r}."
@@ -94,6 +97,7 @@ class EquilibriumLayer(nn.Module):
             x: the input.
             trace: also record residual and hidden objective along a plain iteration from the start.
         """
+        check_flag("trace", trace)
         equation, state, info = self._equilibrium(x)
         steps = self.solver.max_steps if self.solver else info.evaluations
         record = trace_iteration(equation, steps) if trace else None
@@ -110,6 +114,9 @@ class EquilibriumLayer(nn.Module):
             state, info = self.gradient.run(equation)
             self._report("forward", info)
         else:
+            # Both may have been assigned since the layer was made.
+            _expect(self.gradient, AdjointMethod, "gradient", _GRADIENT)
+            _expect(self.solver, Solver, "solver", _SOLVER)
             assert isinstance(self.gradient, AdjointMethod)
             assert self.solver is not None
             # What is constant in a solve need be no more exact than the solve.
@@ -229,7 +236,11 @@ def solve_log(module: nn.Module, log: SolveLog | None = None) -> Iterator[SolveL
     Args:
         module: what holds the layers.
         log: where to count; a fresh log unless given. The `add` of its counters sees every solve.
+
+    Raises:
+        ConfigError: if `module` is no torch module.
     """
+    _expect(module, nn.Module, "module", "a torch module that holds the layers")
     log = SolveLog() if log is None else log
     layers = [m for m in module.modules() if isinstance(m, EquilibriumLayer)]
     for layer in layers:
@@ -252,7 +263,8 @@ def _check_input(x: State, dtype: torch.dtype | None) -> None:
             got = "()" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ShapeError(f"Expected `x` to be a tensor of shape (batch, ...), got {got}.")
         if not tensor.is_floating_point():
-            raise ShapeError(f"Expected `x` of floating-point numbers, got {tensor.dtype}; use x.float().")
+            cure = "" if tensor.is_complex() else "; use x.float()"
+            raise ShapeError(f"Expected `x` of floating-point numbers, got {tensor.dtype}{cure}.")
         if dtype not in (None, tensor.dtype) and not torch.is_autocast_enabled(tensor.device.type):
             raise ShapeError(
                 f"Expected `x` of the {dtype} that the layer's parameters have, got {tensor.dtype};"

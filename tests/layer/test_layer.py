@@ -136,6 +136,38 @@ def test_arguments_of_the_wrong_kind_are_refused():
         EquilibriumLayer(unit(), bogus=3)
 
 
+def test_what_was_assigned_later_is_looked_at_too():
+    layer = EquilibriumLayer(unit())
+    layer.solver = "anderson"
+    with pytest.raises(ConfigError, match=r"Expected `solver` to be a solver .*, got 'anderson'"):
+        layer(torch.zeros(1, 4))
+    layer = EquilibriumLayer(unit(), gradient=Unrolled(5))
+    layer.gradient = Implicit()
+    with pytest.raises(ConfigError, match=r"Expected `solver` to be a solver .*, got None"):
+        layer(torch.zeros(1, 4))
+    layer.gradient = "implicit"
+    with pytest.raises(ConfigError, match=r"Expected `gradient` to be a gradient method .*, got 'implicit'"):
+        layer(torch.zeros(1, 4))
+
+
+def test_what_holds_no_layers_is_not_logged():
+    with (
+        pytest.raises(ConfigError, match=r"Expected `module` to be a torch module .*, got 'layer'"),
+        solve_log("layer"),
+    ):
+        pass
+
+
+def test_a_trace_is_wanted_or_not():
+    with pytest.raises(ConfigError, match="Expected `trace` to be True or False, got 'energy'"):
+        EquilibriumLayer(unit()).solve(torch.zeros(1, 4), trace="energy")
+
+
+def test_complex_numbers_are_not_to_be_cast_to_real_ones():
+    with pytest.raises(ShapeError, match=r"got torch\.complex64\.$"):
+        EquilibriumLayer(unit())(torch.zeros(1, 4, dtype=torch.complex64))
+
+
 def test_unrolled_differentiation_refuses_a_solver():
     with pytest.raises(ConfigError, match="Unrolled replaces the solve; leave out `solver`"):
         EquilibriumLayer(unit(), Anderson(), Unrolled(5))
