@@ -406,12 +406,18 @@ def get_activation(activation: str | Activation) -> Activation:
     """
     if isinstance(activation, Activation):
         return activation
-    if activation not in ACTIVATIONS:
-        got = (
-            repr(activation) if isinstance(activation, str) else f"an object of {type(activation).__module__}"
-        )
+    if not isinstance(activation, str) or activation not in ACTIVATIONS:
+        got = repr(activation) if isinstance(activation, str) else _kind(activation)
         raise ConfigError(
             f"Expected `activation` to be one of {', '.join(ACTIVATIONS)}, or an object of opteq.activations,"
             f" got {got}."
         )
     return ACTIVATIONS[activation]()
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, type):
+        return f"the class {value.__module__}.{value.__name__}"
+    if callable(value) and hasattr(value, "__name__"):
+        return f"the function {value.__name__}"  # type: ignore[attr-defined]
+    return f"an object of {type(value).__module__}.{type(value).__name__}"

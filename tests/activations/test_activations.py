@@ -37,8 +37,16 @@ def test_a_name_gives_the_activation_and_an_object_itself():
 def test_an_unknown_name_lists_the_valid_ones():
     with pytest.raises(ConfigError, match=r"relu, leaky_relu.*got 'swish'"):
         get_activation("swish")
-    with pytest.raises(ConfigError, match=r"or an object of opteq\.activations, got an object of torch\.nn"):
+    with pytest.raises(
+        ConfigError, match=r"or an object of opteq\.activations, got an object of torch\.nn.*\.ReLU\."
+    ):
         get_activation(torch.nn.ReLU())
+    with pytest.raises(ConfigError, match=r"got the class opteq\.activations\.Softplus\."):
+        get_activation(Softplus)
+    with pytest.raises(ConfigError, match=r"got the function relu\."):
+        get_activation(torch.relu)
+    with pytest.raises(ConfigError, match=r"got an object of builtins\.list\."):
+        get_activation(["relu"])
 
 
 @pytest.mark.parametrize(
