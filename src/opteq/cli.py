@@ -1,5 +1,6 @@
 """The command `opteq`."""
 
+import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ Options change a configuration, for example
 COMMANDS = ("fit", "validate", "test", "predict")
 USER_ERROR = 2
 INTERRUPTED = 130
+CLOSED = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,13 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What follows `opteq`; from the command line by default.
 
     Returns:
-        Exit status: 0, 2 for a mistake that a sentence on stderr explains, 130 for an interrupt.
+        Exit status: 0, 2 for a mistake that a sentence on stderr explains, 130 for an interrupt, 141 if
+        nobody reads the output any more.
     """
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
+        # Here rather than at exit, where nothing can be done about a reader that has gone.
+        sys.stdout.flush()
     except OpteqError as error:
         print(f"opteq: {error}", file=sys.stderr)
         return USER_ERROR
+    except BrokenPipeError:
+        # The reader, such as `head`, has seen enough. What is left to write would fail again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED
     except OSError as error:
         # A full disk, a folder without permission, a name that is a folder.
         print(f"opteq: {error.filename or 'File system'}: {error.strerror or error}.", file=sys.stderr)

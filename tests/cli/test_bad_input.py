@@ -1,6 +1,9 @@
 """Mistakes of a user: one sentence that says what to do, status 2, no traceback."""
 
+import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -239,7 +242,7 @@ class TestCheckpoints:
         status, out, _ = opteq("predict", copy, "images")
         first, second = out.splitlines()
         assert status == 0
-        assert first == "Wrote 1 predictions to predictions.csv."
+        assert first == "Wrote 1 prediction to predictions.csv."
         assert second.startswith("Skipped: Could not read the image images/1.png")
 
     def test_truncated_weights(self, refuses, copy, tmp_path):
@@ -250,3 +253,15 @@ class TestCheckpoints:
     def test_a_run_without_write_permission(self, refuses, tiny, tmp_path):
         (tmp_path / "runs").write_text("a file, not a folder")
         assert "runs" in refuses("fit", "--config", tiny)
+
+
+@pytest.mark.parametrize("command", ["presets", "--version"])
+def test_a_reader_that_has_seen_enough_is_no_mistake(command):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        arguments = [sys.executable, "-m", "opteq", command]
+        done = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    finally:
+        os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

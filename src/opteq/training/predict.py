@@ -58,7 +58,8 @@ def predict_to_file(network: nn.Module, card: ModelCard, images: Path, output: P
     skipped: list[str] = []
     predictions = predict_images(network, card, images, skipped.append)
     write_predictions(output, predictions)
-    lines = [f"Wrote {len(predictions)} predictions to {output}.", *(f"Skipped: {text}" for text in skipped)]
+    count = "1 prediction" if len(predictions) == 1 else f"{len(predictions)} predictions"
+    lines = [f"Wrote {count} to {output}.", *(f"Skipped: {text}" for text in skipped)]
     return "\n".join(lines)
 
 
