@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -12,10 +12,31 @@ from opteq.errors import ShapeError
 
 # One tensor of shape (batch, ...) or, for models of several branches, one such tensor per branch.
 State = Tensor | tuple[Tensor, ...]
+# Numbers of a tensor that are shown.
+_FEW = 8
 
 
-@dataclass(frozen=True, slots=True)
-class SolveInfo:
+class Described:
+    """Prints a dataclass with the shapes of its tensors, and with their numbers where these are few."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        # As the decorator calls them, whatever a dataclass is in the eyes of a type checker.
+        values = ((f.name, getattr(self, f.name)) for f in fields(self))  # type: ignore[arg-type]
+        return f"{type(self).__name__}({', '.join(f'{name}={_described(value)}' for name, value in values)})"
+
+
+def _described(value: object) -> str:
+    if isinstance(value, tuple) and any(isinstance(part, Tensor) for part in value):
+        return f"({', '.join(map(_described, value))})"
+    if not isinstance(value, Tensor) or value.numel() <= _FEW:
+        return repr(value)
+    return f"tensor of shape {tuple(value.shape)}, {value.dtype}"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class SolveInfo(Described):
     """How an iteration went, sample by sample.
 
     Attributes:
@@ -60,8 +81,8 @@ class SolveInfo:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Trace:
+@dataclass(frozen=True, slots=True, repr=False)
+class Trace(Described):
     """Residual and hidden objective along a plain (Picard) iteration from the initial state.
 
     Attributes:
@@ -73,8 +94,8 @@ class Trace:
     energy: Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
-class Solution:
+@dataclass(frozen=True, slots=True, repr=False)
+class Solution(Described):
     """An equilibrium: the readout `value`, the `SolveInfo` and, on request, the `Trace`.
 
     `state` is what the solve iterated on; most maps read out all of it, and then it is `value` itself.
@@ -86,8 +107,8 @@ class Solution:
     trace: Trace | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Certificate:
+@dataclass(frozen=True, slots=True, repr=False)
+class Certificate(Described):
     """A number together with what it can be trusted for.
 
     Attributes:

@@ -131,6 +131,8 @@ def test_memory_format_does_not_matter():
         (lambda: AveragePool(2, 1.5), "`factor` to be a whole number of at least 1, got 1.5"),
         (lambda: AveragePool("2", 2), "`channels` to be a whole number of at least 1, got '2'"),
         (lambda: Compose(), "at least one operator"),
+        (lambda: Compose([Conv2d(2, 3)]), r"one by one, such as .*, got builtins.list"),
+        (lambda: Compose(torch.nn.Conv2d(2, 3, 3), Conv2d(3, 3)), r"got torch\.nn\.modules\.conv\.Conv2d"),
         (lambda: Compose(Conv2d(2, 3), Conv2d(2, 3)), "matching channels, got 3"),
     ],
 )

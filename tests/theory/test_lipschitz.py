@@ -596,3 +596,31 @@ def test_bounds_of_linear_stages_against_their_dense_norm(stage, shape, slack):
     norm = torch.linalg.matrix_norm(matrix, 2).item()
     bound = lipschitz_bound(stage, zero).value.item()
     assert norm <= bound <= (1 + slack) * norm
+
+
+@pytest.mark.parametrize(
+    ("pool", "constant"),
+    [
+        (nn.MaxPool2d(2), 1),
+        (nn.MaxPool2d(3, 1, padding=1), 3),
+        (nn.MaxPool2d((3, 2), (2, 1), ceil_mode=True), 2),
+        (nn.MaxPool2d(2, 3), 1),
+    ],
+    ids=str,
+)
+def test_maxima_move_as_far_as_a_pixel_in_all_of_its_windows(pool, constant):
+    x = torch.zeros(1, 1, 7, 7, dtype=torch.float64)
+    assert lipschitz_bound(pool, x).value.item() == pytest.approx(constant, rel=1e-12)
+    # Attained where a pixel is the largest of every window that it is in.
+    moved = torch.eye(49, dtype=torch.float64).reshape(-1, 1, 7, 7)
+    assert (pool(moved) - pool(x)).flatten(1).norm(dim=1).max().item() == pytest.approx(constant, rel=1e-12)
+    torch.manual_seed(0)
+    a, b = torch.randn(2, 200, 2, 7, 7, dtype=torch.float64)
+    ratios = (pool(a) - pool(b)).flatten(1).norm(dim=1) / (a - b).flatten(1).norm(dim=1)
+    assert ratios.max() <= constant
+
+
+def test_what_no_maximum_is_known_for():
+    for pool in (nn.MaxPool2d(2, dilation=2), nn.MaxPool2d(2, return_indices=True)):
+        with pytest.raises(ConfigError, match=r"known for MaxPool2d; give it a method"):
+            lipschitz_bound(pool, torch.zeros(1, 1, 7, 7))

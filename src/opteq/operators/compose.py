@@ -19,11 +19,18 @@ class Compose(LinearOperator):
     Its norm is estimated on the product itself; its norm bound is the product of the bounds.
 
     Raises:
-        ConfigError: if there is no operator, or neighbouring channel numbers differ.
+        ConfigError: if there is no operator, one is none of opteq's, or neighbouring channel numbers differ.
     """
 
     def __init__(self, *operators: LinearOperator) -> None:
         super().__init__()
+        for operator in operators:
+            if not isinstance(operator, LinearOperator):
+                kind = type(operator)
+                raise ConfigError(
+                    "Expected opteq operators one by one, such as Compose(Conv2d(3, 8), Conv2d(8, 8)),"
+                    f" got {kind.__module__}.{kind.__name__}."
+                )
         if not operators:
             raise ConfigError("Expected at least one operator to compose.")
         for first, second in pairwise(operators):

@@ -16,7 +16,7 @@ from opteq.maps.multibranch import MultiBranchEquation
 from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
 from opteq.operators.base import sharp_norms
-from opteq.results import Certificate, State, combined, distance, map_state
+from opteq.results import Certificate, Described, State, combined, distance, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
 from opteq.solvers.rows import row_norms
@@ -27,8 +27,8 @@ from opteq.theory.minimisers import largest_curvature
 _REFERENCE = Anderson(tol=1e-12, max_steps=2000)
 
 
-@dataclass(frozen=True, slots=True)
-class LayerCertificate:
+@dataclass(frozen=True, slots=True, repr=False)
+class LayerCertificate(Described):
     """What is known about the equilibria of one batch; every number is per sample, in float64.
 
     Attributes:

@@ -261,8 +261,8 @@ def lipschitz_bound(module: nn.Module, x: Tensor) -> Certificate:
     """A Lipschitz constant of a network in Euclidean norms: the product over its stages.
 
     Covers opteq's operators and equilibrium layers, linear and convolutional layers, batch norm and
-    dropout in eval mode, average pooling, the usual 1-Lipschitz activations, `nn.Sequential` of these,
-    modules that list such stages as `stages`, and modules with a constant of their own, a method
+    dropout in eval mode, average and max pooling, the usual 1-Lipschitz activations, `nn.Sequential` of
+    these, modules that list such stages as `stages`, and modules with a constant of their own, a method
     `lipschitz(x)` for inputs shaped like `x`, which subclasses need that compute something else than their
     base class. What passes between the stages may be a tuple of tensors, one for each branch, whose norm is
     that of all of them joined. `EquilibriumClassifier` and `BranchClassifier` are such networks. The
@@ -355,6 +355,8 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
             return (weight * scale).abs().max().item()
         case nn.AvgPool2d(count_include_pad=True) | nn.AdaptiveAvgPool2d():
             return _averaging_norm(stage, x)
+        case nn.MaxPool2d(dilation=1 | (1, 1), return_indices=False):
+            return _maximum_norm(stage)
         case nn.Identity() | nn.Flatten() | nn.ZeroPad2d() | nn.Dropout() | nn.Dropout2d():
             return 1.0
         case nn.ReLU() | nn.Tanh() | nn.Sigmoid() | nn.Hardtanh() | nn.Softplus() | nn.Softshrink():
@@ -368,8 +370,17 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
 def _own_bound(stage: nn.Module, x: Tensor) -> float:
     own: Any = getattr(stage, "lipschitz", None)
     if own is None:
-        raise ConfigError(f"No Lipschitz constant is known for {type(stage).__name__}.")
+        raise ConfigError(
+            f"No Lipschitz constant is known for {type(stage).__name__}; give it a method `lipschitz(x)` that"
+            " returns one. The documentation of opteq.lipschitz_bound says what is known."
+        )
     return own(x)
+
+
+def _maximum_norm(pool: nn.MaxPool2d) -> float:
+    """`√m` if no pixel lies in more than `m` windows: `|max a - max b| ≤ ‖a - b‖` for each of them."""
+    sizes, strides = (t if isinstance(t, tuple) else (t, t) for t in (pool.kernel_size, pool.stride))
+    return math.sqrt(math.prod(-(-k // s) for k, s in zip(sizes, strides, strict=True)))
 
 
 def _averaging_norm(pool: nn.Module, x: Tensor) -> float:

@@ -21,15 +21,15 @@ from opteq.objectives.gaussian import GaussianSimilarity
 from opteq.objectives.similarity import Similarity
 from opteq.operators.base import sharp_norms
 from opteq.operators.lanczos import extreme_ritz_values
-from opteq.results import Certificate, State, combined, map_state, tensors_of
+from opteq.results import Certificate, Described, State, combined, map_state, tensors_of
 from opteq.solvers.space import Space
 from opteq.theory.lipschitz import CONCAVITY
 
 _LANCZOS_STEPS = 50
 
 
-@dataclass(frozen=True, slots=True)
-class EquilibriumKind:
+@dataclass(frozen=True, slots=True, repr=False)
+class EquilibriumKind(Described):
     """How convex the hidden objective `G = 1ᵀf + ½‖·‖² - S` is, per sample, in float64.
 
     Attributes:

@@ -9,12 +9,13 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ShapeError
+from opteq.results import Described
 
 _LARGEST_STATE = 2048
 
 
-@dataclass(frozen=True, slots=True)
-class ProximalReport:
+@dataclass(frozen=True, slots=True, repr=False)
+class ProximalReport(Described):
     """How far a map's Jacobian `J` is from that of a proximal operator, point by point.
 
     Attributes:
