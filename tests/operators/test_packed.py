@@ -87,3 +87,17 @@ def test_a_packed_matrix_stays_what_it_is(monkeypatch):
     expected = packed(x)
     monkeypatch.setattr(native, "enabled", not native.enabled)
     assert torch.equal(packed(x), expected)
+
+
+def test_defaults_for_new_tensors_are_not_those_of_the_matrix():
+    matrix, x = drawn(20, 33), drawn(8, 20, seed=1)
+    expected = Packed(matrix)(x), gram(matrix)
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = Packed(matrix)(x), gram(matrix)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        elsewhere = Packed(matrix)(x), gram(matrix)
+    for found in (wide, elsewhere):
+        assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

@@ -263,6 +263,15 @@ def test_a_sign_that_is_still_to_be_applied_is_applied():
             torch.testing.assert_close(found, -image, rtol=1e-4, atol=1e-3)
 
 
+def test_the_default_device_for_new_tensors_is_not_that_of_the_images():
+    x, weight, y = drawn(4, 32, 16, 12, 8)
+    with tolerating(1e-3):
+        expected = winograd.convolve(x, weight), winograd.weight_gradient(x, y, weight)
+        with torch.device("meta"):
+            found = winograd.convolve(x, weight.clone()), winograd.weight_gradient(x, y, weight)
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
 def test_operators_use_it_in_groups_of_one_alone():
     x, _, y = drawn(2, 32, 32, 16, 16)
     for groups, fast in ((1, True), (2, False)):

@@ -80,3 +80,24 @@ def test_a_first_image_that_is_known_is_a_step_that_is_not_evaluated_again(solve
     assert rest.info.steps.tolist() == [n - 1 for n in whole.info.steps.tolist()]
     assert len(recorder.inputs) == rest.info.evaluations
     torch.testing.assert_close(rest.info.residuals[1], whole.info.residuals[1, 1:], rtol=1e-6, atol=0)
+
+
+@pytest.mark.usefixtures("way")
+@pytest.mark.parametrize("solver", [Anderson(tol=1e-5), Picard(tol=1e-5, max_steps=200)])
+def test_defaults_for_new_tensors_are_not_those_of_the_state(solver):
+    # In C a wider tensor would be read as what it is not; one elsewhere has no address to write to.
+    scale = torch.linspace(0.1, 0.9, 3)[:, None]
+    expected = solve_fixed_point(lambda z: 1 + scale * z, torch.zeros(3, 4), solver)
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = solve_fixed_point(lambda z: 1 + scale * z, torch.zeros(3, 4).float(), solver)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    start = torch.zeros(3, 4)
+    with torch.device("meta"):
+        elsewhere = solve_fixed_point(lambda z: 1 + scale * z, start, solver)
+    for found in (wide, elsewhere):
+        assert torch.equal(found[0], expected[0])
+        assert found[0].dtype == torch.float32
+        assert torch.equal(found[1].steps, expected[1].steps)
+        torch.testing.assert_close(found[1].residuals, expected[1].residuals, equal_nan=True)

@@ -47,7 +47,7 @@ class Packed:
         if self._library is None:
             return x @ self._matrix
         x = x if readable(x) else x.resolve_neg().contiguous()
-        product = torch.empty(x.shape[0], columns)
+        product = x.new_empty(x.shape[0], columns)
         pointers = (x.data_ptr(), x.stride(0), self._matrix.data_ptr(), product.data_ptr())
         self._library.opteq_packed_multiply(*pointers, x.shape[0], rows, columns, torch.get_num_threads())
         return product
@@ -60,7 +60,7 @@ def gram(a: Tensor) -> Tensor:
     library = _library() if readable(a) else None
     if library is None:
         return a @ a.mT
-    product = torch.empty(a.shape[0], a.shape[0])
+    product = a.new_empty(a.shape[0], a.shape[0])
     packed = _pack(library, a.mT)
     pointers = (a.data_ptr(), a.stride(0), packed.data_ptr(), product.data_ptr())
     library.opteq_packed_gram(*pointers, *a.shape, torch.get_num_threads())
@@ -74,7 +74,7 @@ def filled(columns: int) -> int:
 
 def _pack(library: ctypes.CDLL, matrix: Tensor) -> Tensor:
     rows, columns = matrix.shape
-    packed = torch.empty(rows * filled(columns))
+    packed = matrix.new_empty(rows * filled(columns))
     pointers = (matrix.data_ptr(), *matrix.stride(), packed.data_ptr())
     library.opteq_packed_pack(*pointers, rows, columns, torch.get_num_threads())
     return packed

@@ -57,7 +57,7 @@ def convolve(x: Tensor, weight: Tensor, groups: int = 1, adjoint: bool = False) 
     x = _channels_last(x)
     batch, channels, height, width = x.shape
     shape = (batch, weight.shape[1 if adjoint else 0], height, width)
-    y = torch.empty(shape, dtype=x.dtype, memory_format=torch.channels_last)
+    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
     pointers = (x.data_ptr(), kernels.data_ptr(), y.data_ptr())
     sizes = (batch, height, width, channels, shape[1], x.stride(0))
     return None if library.opteq_winograd_convolve(*pointers, *sizes, torch.get_num_threads()) else y
@@ -83,8 +83,8 @@ def weight_gradient(x: Tensor, y: Tensor, weight: Tensor, groups: int = 1) -> Te
         return None
     x, y = _channels_last(x), _channels_last(y)
     threads = torch.get_num_threads()
-    gradient = torch.empty(weight.shape, dtype=x.dtype)
-    sums = torch.empty(threads * _POINTS * filled(channels) * filled(out), dtype=x.dtype)
+    gradient = x.new_empty(weight.shape)
+    sums = x.new_empty(threads * _POINTS * filled(channels) * filled(out))
     pointers = [t.data_ptr() for t in (x, y, gradient, sums)]
     sizes = (len(x), *x.shape[2:], channels, out, x.stride(0), y.stride(0))
     return None if library.opteq_winograd_gradient(*pointers, *sizes, threads) else gradient
@@ -162,7 +162,7 @@ def _kernels(library: ctypes.CDLL, weight: Tensor, adjoint: bool) -> Tensor:
 def _transformed(library: ctypes.CDLL, weight: Tensor, adjoint: bool) -> Tensor:
     dense = weight.detach().contiguous()
     rows, columns = dense.shape[:2] if adjoint else dense.shape[1::-1]
-    kernels = torch.empty(_POINTS * rows * filled(columns), dtype=dense.dtype)
+    kernels = dense.new_empty(_POINTS * rows * filled(columns))
     sizes = (*dense.shape[:2], adjoint, torch.get_num_threads())
     library.opteq_winograd_kernels(dense.data_ptr(), kernels.data_ptr(), *sizes)
     return kernels

@@ -93,7 +93,7 @@ class _AndersonStepper:
 
     def _mixed_in_c(self, library: ctypes.CDLL, norms: Tensor, look: bool) -> Tensor | None:
         """`_mixed` in one pass; None if there was no memory."""
-        following = torch.empty(self.history.rows, self.history.n)
+        following = self.changes.new_empty(self.history.rows, self.history.n)
         options = (self.count, look, following.data_ptr(), torch.get_num_threads())
         failed = library.opteq_rows_mix(self.history, norms.data_ptr(), *options)
         return None if failed else following

@@ -53,7 +53,7 @@ class Progress:
         """
         self.steps += 1
         if self._library is not None:
-            residuals = torch.empty(norms.shape[0], dtype=torch.float64)
+            residuals = norms.new_empty(norms.shape[0])
             self._residuals.append(residuals)
             found = (norms.data_ptr(), self.steps, residuals.data_ptr(), self._lost)
             return self._library.opteq_rows_judge(self._record, *found), self._lost.value

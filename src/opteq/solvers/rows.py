@@ -47,7 +47,7 @@ def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> Tensor:
     """
     library = compiled() if readable(*image, x, f, g) else None
     if library is not None:
-        found = torch.empty(x.shape[0], 2, dtype=torch.float64)
+        found = x.new_empty(x.shape[0], 2, dtype=torch.float64)
         parts = (_Part * len(image))(*[(p.data_ptr(), p.stride(0), p.shape[1]) for p in image])
         places = [number for t in (x, f, g) for number in (t.data_ptr(), t.stride(0))]
         options = (x.shape[0], found.data_ptr(), torch.get_num_threads())
@@ -65,7 +65,7 @@ def hold(x: Tensor, following: Tensor, active: Tensor) -> Tensor:
     if library is None:
         # Under autocast a map may change the dtype from one iterate to the next.
         return torch.where(active[:, None], following.to(x.dtype), x)
-    held = torch.empty(x.shape)
+    held = x.new_empty(*x.shape)
     pointers = (x.data_ptr(), x.stride(0), following.data_ptr(), following.stride(0))
     others = (active.data_ptr(), held.data_ptr(), *x.shape)
     library.opteq_rows_hold(*pointers, *others, torch.get_num_threads())
