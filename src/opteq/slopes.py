@@ -44,7 +44,10 @@ class PositivePart(Slopes):
     def times_(self, t: Tensor) -> Tensor:
         if torch.is_grad_enabled() and (t.requires_grad or self._values.requires_grad):
             return self.times(t)
-        return torch.ops.aten.threshold_backward.grad_input(t, self._values, 0, grad_input=t)
+        try:
+            return torch.ops.aten.threshold_backward.grad_input(t, self._values, 0, grad_input=t)
+        except RuntimeError:  # vmap and forward mode differentiation have no results in given memory
+            return self.times(t)
 
     def sqrt(self) -> Slopes:
         return self

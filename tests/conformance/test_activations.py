@@ -150,3 +150,16 @@ def test_float32_agrees_with_float64(activation: Activation):
     a = 5 * random(500)
     for function in (activation, activation.derivative, activation.potential):
         torch.testing.assert_close(function(a.float()).double(), function(a), rtol=1e-5, atol=1e-6)
+
+
+@every_activation
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # PyTorch's own
+def test_slopes_can_be_mapped_over_and_differentiated_forwards(activation: Activation):
+    a, t = random(5), random(3, 5, seed=1)
+    expected = activation.derivative(a) * t
+
+    def times(row: torch.Tensor) -> torch.Tensor:
+        return activation.slopes(a).times_(row.clone())
+
+    torch.testing.assert_close(torch.vmap(times)(t), expected)
+    torch.testing.assert_close(torch.func.jvp(times, (t[0],), (t[1],))[1], expected[1])
