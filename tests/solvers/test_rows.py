@@ -118,3 +118,19 @@ def test_a_step_of_conjugate_gradients(n, dtype, metric):
     torch.testing.assert_close(p[going].double(), directions[0][going], rtol=1e-5, atol=1e-5)
     if metric:
         torch.testing.assert_close(mp[going].double(), directions[1][going], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rows_of_image", [2, 5])
+def test_an_image_of_another_batch_is_refused(rows_of_image):
+    f, g = torch.empty(3, 8), torch.empty(3, 8)
+    with pytest.raises(RuntimeError, match="size"):
+        rows.observe([drawn(rows_of_image, 8)], drawn(3, 8, seed=1), f, g)
+
+
+def test_one_row_stands_for_all():
+    image, x, f, g = drawn(1, 8), drawn(3, 8, seed=1), torch.empty(3, 8), torch.empty(3, 8)
+    rows.observe([image], x, f, g)
+    assert torch.equal(f, image.expand(3, 8))
+    assert torch.equal(g, image - x)
+    active = torch.tensor([True, False, True])
+    assert torch.equal(rows.hold(x, image, active), torch.where(active[:, None], image, x))

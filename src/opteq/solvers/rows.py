@@ -46,7 +46,8 @@ def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> Tensor:
         `norms` of `g` and `f`.
     """
     library = compiled() if readable(*image, x, f, g) else None
-    if library is not None:
+    # What does not fit PyTorch is to refuse: here it would be read beyond its end.
+    if library is not None and all(len(part) == len(x) for part in image):
         found = x.new_empty(x.shape[0], 2, dtype=torch.float64)
         parts = (_Part * len(image))(*[(p.data_ptr(), p.stride(0), p.shape[1]) for p in image])
         places = [number for t in (x, f, g) for number in (t.data_ptr(), t.stride(0))]
@@ -61,7 +62,7 @@ def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> Tensor:
 
 def hold(x: Tensor, following: Tensor, active: Tensor) -> Tensor:
     """The rows of `following`, in new memory, and those of `x` where a row is no longer active."""
-    library = compiled() if readable(x, following) else None
+    library = compiled() if readable(x, following) and following.shape == x.shape else None
     if library is None:
         # Under autocast a map may change the dtype from one iterate to the next.
         return torch.where(active[:, None], following.to(x.dtype), x)
