@@ -89,3 +89,9 @@ def require(condition: bool, owner: object, name: str, expected: str) -> None:
     if not condition:
         value = getattr(owner, name)
         raise ConfigError(f"Expected `{name}` of {type(owner).__name__} to be {expected}, got {value!r}.")
+
+
+def require_bounded_solve(owner: Any) -> None:
+    """Raise a `ConfigError` unless `tol` and `max_steps` of `owner` say when a solve is to stop."""
+    require(is_number(owner.tol) and owner.tol > 0, owner, "tol", "positive and finite")
+    require(owner.max_steps >= 1, owner, "max_steps", "at least 1")

@@ -91,8 +91,8 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         (["--trainer.max_epochs", "-1"], "set --trainer.max_epochs"),
         (["--model.learning_rate", "1e30"], "lower the learning rate"),
         (
-            ["--model.network.solver=Anderson", "--model.network.solver.tol=0"],
-            "tol=0 cannot be reached in float32; use at least 2e-06 or a wider dtype.",
+            ["--model.network.solver=Anderson", "--model.network.solver.tol=1e-9"],
+            "tol=1e-09 cannot be reached in float32; use at least 2e-06 or a wider dtype.",
         ),
     ],
 )

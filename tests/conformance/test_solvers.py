@@ -205,7 +205,10 @@ def test_a_tolerance_that_rounding_keeps_out_of_reach_is_refused(solver, dtype):
     floor = 10 * torch.finfo(dtype).eps
     start = torch.zeros(1, 2, dtype=dtype)
     solve_fixed_point(lambda z: z / 2, start, dataclasses.replace(solver, tol=floor))
-    for tol in (0.99 * floor, 0.0, -1.0, float("nan")):
+    for tol in (0.0, -1.0, float("nan")):
+        with pytest.raises(ConfigError, match="to be positive and finite"):
+            dataclasses.replace(solver, tol=tol)
+    for tol in (0.99 * floor, 1e-300):
         with pytest.raises(ConfigError, match=r"cannot be reached in (bfloat16|float32|float64); ") as error:
             solve_fixed_point(lambda z: z / 2, start, dataclasses.replace(solver, tol=tol))
     advice = float(re.search(r"use at least (\S+) or a wider dtype", str(error.value))[1])

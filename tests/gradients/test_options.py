@@ -1,7 +1,19 @@
 import numpy as np
 import pytest
 
-from opteq import SAM, Anderson, Implicit, OneStep, Patches, Phantom, SquaredNorm, Unrolled
+from opteq import (
+    SAM,
+    Anderson,
+    Broyden,
+    Implicit,
+    Nesterov,
+    OneStep,
+    Patches,
+    Phantom,
+    Picard,
+    SquaredNorm,
+    Unrolled,
+)
 from opteq.errors import ConfigError
 
 
@@ -13,6 +25,11 @@ from opteq.errors import ConfigError
             "`method` of Implicit to be one of auto, cg, anderson, gmres, got 'lu'",
         ),
         (lambda: Implicit(max_steps=0), "`max_steps` of Implicit to be at least 1"),
+        (lambda: Implicit(tol=0.0), r"`tol` of Implicit to be positive and finite, got 0\.0"),
+        (lambda: Anderson(tol=-1), "`tol` of Anderson to be positive and finite, got -1"),
+        (lambda: Picard(tol=float("nan")), "`tol` of Picard to be positive and finite, got nan"),
+        (lambda: Nesterov(tol=float("inf")), "`tol` of Nesterov to be positive and finite, got inf"),
+        (lambda: Broyden(tol=0), "`tol` of Broyden to be positive and finite, got 0"),
         (lambda: Phantom(steps=0), "`steps` of Phantom to be at least 1"),
         (lambda: Phantom(damping=0.0), r"`damping` of Phantom to be in \(0, 1\], got 0\.0"),
         (lambda: Phantom(form="series"), "`form` of Phantom to be 'unroll' or 'neumann'"),

@@ -9,7 +9,7 @@ from torch import Tensor
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.gradients.base import AdjointMethod, Report
-from opteq.options import require, strict_options
+from opteq.options import require, require_bounded_solve, strict_options
 from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.rounding import tolerating
 from opteq.solvers.anderson import Anderson
@@ -44,7 +44,7 @@ class Implicit(AdjointMethod):
     method: str = "auto"
 
     def __post_init__(self) -> None:
-        require(self.max_steps >= 1, self, "max_steps", "at least 1")
+        require_bounded_solve(self)
         require(self.method in _METHODS, self, "method", f"one of {', '.join(_METHODS)}")
 
     def pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opteq.native import readable
-from opteq.options import require, strict_options
+from opteq.options import require, require_bounded_solve, strict_options
 from opteq.solvers.base import Solver, Stepper
 from opteq.solvers.rows import History, compiled
 
@@ -46,7 +46,7 @@ class Anderson(Solver):
     damping: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.max_steps >= 1, self, "max_steps", "at least 1")
+        require_bounded_solve(self)
         require(self.memory >= 1, self, "memory", "at least 1")
         require(0 < self.damping <= 1, self, "damping", "in (0, 1]")
 

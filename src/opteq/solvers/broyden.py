@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opteq.options import require, strict_options
+from opteq.options import require, require_bounded_solve, strict_options
 from opteq.solvers.base import Solver, Stepper
 
 # A residual this many times the best one seen sends a sample back to a Picard step.
@@ -36,7 +36,7 @@ class Broyden(Solver):
     memory: int = 10
 
     def __post_init__(self) -> None:
-        require(self.max_steps >= 1, self, "max_steps", "at least 1")
+        require_bounded_solve(self)
         require(self.memory >= 1, self, "memory", "at least 1")
 
     def start(self, x: Tensor) -> Stepper:

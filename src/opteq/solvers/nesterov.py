@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opteq.options import require, strict_options
+from opteq.options import require_bounded_solve, strict_options
 from opteq.solvers.base import Solver, Stepper
 
 
@@ -34,7 +34,7 @@ class Nesterov(Solver):
     needs_gradient_map = True
 
     def __post_init__(self) -> None:
-        require(self.max_steps >= 1, self, "max_steps", "at least 1")
+        require_bounded_solve(self)
 
     def start(self, x: Tensor) -> Stepper:
         momentum = torch.ones(len(x), dtype=torch.float64, device=x.device)

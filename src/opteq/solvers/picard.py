@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from opteq.options import require, strict_options
+from opteq.options import require, require_bounded_solve, strict_options
 from opteq.solvers.base import Solver, Stepper
 
 
@@ -29,7 +29,7 @@ class Picard(Solver):
     damping: float = 1.0
 
     def __post_init__(self) -> None:
-        require(self.max_steps >= 1, self, "max_steps", "at least 1")
+        require_bounded_solve(self)
         require(0 < self.damping <= 1, self, "damping", "in (0, 1]")
 
     def start(self, x: Tensor) -> Stepper:

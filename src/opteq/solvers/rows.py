@@ -47,7 +47,7 @@ def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> Tensor:
     """
     library = compiled() if readable(*image, x, f, g) else None
     # What does not fit PyTorch is to refuse: here it would be read beyond its end.
-    if library is not None and all(len(part) == len(x) for part in image):
+    if library is not None and all(part.shape[0] == x.shape[0] for part in image):
         found = x.new_empty(x.shape[0], 2, dtype=torch.float64)
         parts = (_Part * len(image))(*[(p.data_ptr(), p.stride(0), p.shape[1]) for p in image])
         places = [number for t in (x, f, g) for number in (t.data_ptr(), t.stride(0))]
