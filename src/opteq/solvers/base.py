@@ -162,14 +162,14 @@ def find_fixed_point(
             x = torch.where(torch.isfinite(x).all(1, keepdim=True), x, previous)
         if progress.steps == solver.max_steps or not going:
             break
+        # Its memory is there for what comes next.
+        del image
         with in_full():
             following = advance(x, f, g, sizes)
         if going < x.shape[0]:
             # Those that have stopped stay where they are, which spares them a place of their own.
             following = hold(x, following, progress.active)
         previous, x = x, following
-        # Its memory is the next one's.
-        del image
 
     info = progress.info(wide)
     if lost:
