@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
 from opteq.solvers.rows import row_norms
 from opteq.solvers.space import Space
+
+Kind = TypeVar("Kind")
 
 _CURES = {
     "forward": "Raise `max_steps`, loosen `tol`, or lower the norm of the operators.",
@@ -115,39 +118,21 @@ class EquilibriumLayer(nn.Module):
             self._report("forward", info)
         else:
             # Both may have been assigned since the layer was made.
-            _expect(self.gradient, AdjointMethod, "gradient", _GRADIENT)
-            _expect(self.solver, Solver, "solver", _SOLVER)
-            assert isinstance(self.gradient, AdjointMethod)
-            assert self.solver is not None
+            gradient = _expect(self.gradient, AdjointMethod, "gradient", _GRADIENT)
+            solver = _expect(self.solver, Solver, "solver", _SOLVER)
             # What is constant in a solve need be no more exact than the solve.
-            with tolerating(self.solver.tol):
+            with tolerating(solver.tol):
                 equation = self.bind(x)
             detached = equation.detach()
             # Gradient steps are steps of the state, which have no use for another variable.
-            if not self.solver.needs_gradient_map:
+            if not solver.needs_gradient_map:
                 detached = detached.prepared()
-            _check_autocast(self.solver, detached.tensors[0].device)
-            found = self._found(equation, detached)
+            _check_autocast(solver, detached.tensors[0].device)
+            found = _found(solver, equation, detached)
             info = found.info
             self._report("forward", info)
-            state = attach(self.gradient, equation, detached, found, self._report_adjoint)
+            state = attach(gradient, equation, detached, found, self._report_adjoint)
         return equation, state, info
-
-    def _found(self, equation: Equation, detached: Equation) -> FixedPoint:
-        assert self.solver is not None
-        joint = detached.batch_coupled
-        if (form := detached.substitution()) is not None:
-            found = find_fixed_point(form.function, form.initial, self.solver, joint=joint, first=form.first)
-            # One more application of the map than the value of `u`, as the image of a value is.
-            z = form.recover(found.image)
-            return FixedPoint(z, z, found.info)
-        with torch.no_grad():
-            # Of the attached equation, which may have it at hand.
-            first = map_state(Tensor.detach, equation.first_iterate())
-        if self.solver.needs_gradient_map:
-            function, scale = detached.gradient_map()
-            return find_fixed_point(function, first, self.solver, scale, joint)
-        return find_fixed_point(detached, detached.initial(), self.solver, joint=joint, first=first)
 
     def _report_adjoint(self, info: SolveInfo) -> None:
         self._report("adjoint", info)
@@ -252,9 +237,26 @@ def solve_log(module: nn.Module, log: SolveLog | None = None) -> Iterator[SolveL
             layer._logs = [other for other in layer._logs if other is not log]
 
 
-def _expect(value: object, kind: type, name: str, expected: str) -> None:
+def _found(solver: Solver, equation: Equation, detached: Equation) -> FixedPoint:
+    joint = detached.batch_coupled
+    if (form := detached.substitution()) is not None:
+        found = find_fixed_point(form.function, form.initial, solver, joint=joint, first=form.first)
+        # One more application of the map than the value of `u`, as the image of a value is.
+        z = form.recover(found.image)
+        return FixedPoint(z, z, found.info)
+    with torch.no_grad():
+        # Of the attached equation, which may have it at hand.
+        first = map_state(Tensor.detach, equation.first_iterate())
+    if solver.needs_gradient_map:
+        function, scale = detached.gradient_map()
+        return find_fixed_point(function, first, solver, scale, joint)
+    return find_fixed_point(detached, detached.initial(), solver, joint=joint, first=first)
+
+
+def _expect(value: object, kind: type[Kind], name: str, expected: str) -> Kind:
     if not isinstance(value, kind):
         raise ConfigError(f"Expected `{name}` to be {expected}, got {value!r}.")
+    return value
 
 
 def _check_input(x: State, dtype: torch.dtype | None) -> None:

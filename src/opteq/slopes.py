@@ -42,11 +42,9 @@ class PositivePart(Slopes):
         return torch.ops.aten.threshold_backward(t, self._values, 0)
 
     def times_(self, t: Tensor) -> Tensor:
-        if torch.is_grad_enabled() and (t.requires_grad or self._values.requires_grad):
-            return self.times(t)
         try:
             return torch.ops.aten.threshold_backward.grad_input(t, self._values, 0, grad_input=t)
-        except RuntimeError:  # vmap and forward mode differentiation have no results in given memory
+        except RuntimeError:  # graphs, vmap and forward mode differentiation have no results in given memory
             return self.times(t)
 
     def sqrt(self) -> Slopes:

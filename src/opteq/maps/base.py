@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -129,14 +130,19 @@ def check_max_norm(max_norm: object) -> None:
 
 def check_branches(branches: object) -> None:
     """Raise a `ConfigError` unless `branches` is a list of at least one map."""
-    if not isinstance(branches, Sequence | nn.ModuleList):
-        raise ConfigError(f"Expected a list of branches, got {type(branches).__name__}.")
-    if not len(branches):
-        raise ConfigError("Expected at least one branch.")
-    for number, branch in enumerate(branches, start=1):
+    for number, branch in enumerate(expect_list(branches, "branch", "branches"), start=1):
         if not isinstance(branch, EquilibriumMap):
             got = f"the class {branch.__name__}" if isinstance(branch, type) else type(branch).__name__
             raise ConfigError(f"Expected branch {number} to be an EquilibriumMap, got {got}.")
+
+
+def expect_list(values: object, one: str, several: str) -> Sequence[Any]:
+    """`values`, or a `ConfigError` unless they are a list that is not empty."""
+    if not isinstance(values, Sequence | nn.ModuleList):
+        raise ConfigError(f"Expected a list of {several}, got {type(values).__name__}.")
+    if not len(values):
+        raise ConfigError(f"Expected at least one {one}.")
+    return values  # type: ignore[return-value]
 
 
 def state_shape(operator: LinearOperator, injection: Tensor) -> tuple[int, ...]:

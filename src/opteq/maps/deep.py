@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError, ShapeError
-from opteq.maps.base import EquilibriumMap, fast_layout
+from opteq.maps.base import EquilibriumMap, expect_list, fast_layout
 from opteq.maps.chain import ChainEquation
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.skip import SkipEquation, SkipWeight
@@ -79,11 +79,7 @@ class DeepOptEq(EquilibriumMap):
 
 def check_units(units: Sequence[OptEqUnit]) -> None:
     """Raise a `ConfigError` unless `units` can share a state."""
-    if not isinstance(units, Sequence | nn.ModuleList):
-        raise ConfigError(f"Expected a list of units, got {type(units).__name__}.")
-    if not len(units):
-        raise ConfigError("Expected at least one unit.")
-    for unit in units:
+    for unit in expect_list(units, "unit", "units"):
         if not isinstance(unit, OptEqUnit):
             raise ConfigError(f"Expected units such as OptEqUnit(W, U), got {type(unit).__name__}.")
     channels = [unit.W.in_channels for unit in units]
