@@ -144,7 +144,7 @@ class Equation(ABC):
         return self(self.initial())
 
     def prepared(self) -> Self:
-        """The same equation, to be solved and differentiated, with what pays to be computed once for both.
+        """The same equation with what pays to be computed once for a solve of it or of its adjoint.
 
         For equations cut off from the graph: what is computed is constant.
         """

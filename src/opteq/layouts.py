@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -17,3 +18,14 @@ def has_channels_last(x: Tensor) -> bool:
     wanted = (1, width * channels, channels)
     # The stride of a dimension with one element means nothing.
     return all(n == 1 or s == w for n, s, w in zip(x.shape[1:], x.stride()[1:], wanted, strict=True))
+
+
+def zero_state(injection: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """`(batch, *shape)` zeros in the dtype and layout of `injection`."""
+    images = len(shape) == 3 and injection.is_contiguous(memory_format=torch.channels_last)
+    return torch.empty(
+        (len(injection), *shape),
+        dtype=injection.dtype,
+        device=injection.device,
+        memory_format=torch.channels_last if images else torch.contiguous_format,
+    ).zero_()

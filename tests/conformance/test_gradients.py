@@ -2,13 +2,16 @@
 
 import copy
 import gc
+import weakref
 
 import pytest
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
 
 from opteq import Anderson, EquilibriumLayer, Implicit, OneStep, Phantom, Unrolled
+from opteq.equation import Equation
 from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod
 from tests.conformance.instances import COMPOSED_MAPS, ESTIMATED_MAPS, MAPS, MapCase
 from tests.conformance.reference import jacobian, random
@@ -68,6 +71,39 @@ def test_a_step_leaves_no_tensor_to_the_cyclic_collector(case: MapCase, method: 
         gc.garbage.clear()
         gc.unfreeze()
         gc.enable()
+
+
+@every_map
+@pytest.mark.parametrize("method", ADJOINT.values(), ids=ADJOINT)
+def test_a_backward_pass_lets_go_of_the_equation_though_the_loss_is_kept(
+    case: MapCase, method: AdjointMethod, monkeypatch: pytest.MonkeyPatch
+):
+    layer, x = layer_of(case, method), case.inputs().requires_grad_()
+    detach, used = Equation.detach, []
+
+    def observed(equation: Equation) -> Equation:
+        detached = detach(equation)
+        used.extend(weakref.ref(t) for t in detached.tensors)
+        return detached
+
+    monkeypatch.setattr(Equation, "detach", observed)
+    loss = layer(x).sum()
+    loss.backward()
+    assert used
+    assert not any(reference() is not None for reference in used)
+
+
+@every_map
+@pytest.mark.parametrize("method", ADJOINT.values(), ids=ADJOINT)
+def test_gradients_where_autograd_recomputes_or_moves_what_it_saves(case: MapCase, method: AdjointMethod):
+    layer, x = layer_of(case, method), case.inputs().requires_grad_()
+    leaves = (x, *layer.parameters())
+    expected = torch.autograd.grad(layer(x).sum(), leaves)
+    again = checkpoint(layer, x, use_reentrant=False)
+    assert_equal(list(torch.autograd.grad(again.sum(), leaves)), list(expected), 0)
+    with torch.autograd.graph.saved_tensors_hooks(Tensor.numpy, torch.from_numpy):
+        loss = layer(x).sum()
+    assert_equal(list(torch.autograd.grad(loss, leaves)), list(expected), 0)
 
 
 @every_map

@@ -10,7 +10,9 @@ from tests.conformance.reference import random
 @pytest.mark.spec("R3.1")
 def test_the_adjoint_after_one_product_is_one_plain_iteration_ahead_of_conjugate_gradients():
     torch.manual_seed(0)
-    unit = OptEqUnit(Dense(5, 8), Dense(3, 8), max_norm=0.9).double()
+    unit = OptEqUnit(
+        Dense(5, 10), Dense(3, 10), max_norm=0.9
+    ).double()  # in its state, not its hidden variable
     equation = unit.bind(random(4, 3)).detach()
     z, g = random(4, 5, seed=1), random(4, 5, seed=2)
     gradients = Implicit(tol=1e-14, max_steps=1).pullback(equation, z, g, lambda info: None)

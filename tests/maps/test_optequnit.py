@@ -311,7 +311,7 @@ def test_a_residual_of_the_hidden_variable_bounds_that_of_the_state(tol: float):
 
 def test_gradient_steps_do_without_the_gram_matrix(monkeypatch):
     monkeypatch.setattr(Dense, "gram", lambda *_: pytest.fail("no one uses it"))
-    value = EquilibriumLayer(unit(), Nesterov())(2 * random(40, 3))
+    value = EquilibriumLayer(unit(), Nesterov(), Implicit(method="gmres"))(2 * random(40, 3))
     value.sum().backward()
 
 

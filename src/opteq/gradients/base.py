@@ -91,19 +91,24 @@ class _Equilibrium(torch.autograd.Function):
             t.new_empty(0).set_(t.untyped_storage(), t.storage_offset(), t.shape, t.stride())
             for t in tensors_of(found.value)
         )
-        ctx.method, ctx.equation, ctx.state, ctx.report = method, equation, found.image, report
-        # Saved only for autograd's check that no one has changed them before the backward pass.
-        ctx.save_for_backward(*tensors)
+        ctx.method, ctx.report = method, report
+        # What autograd saves, no one changes unseen, checkpoints recompute, hooks move, and a backward pass
+        # lets go of. So the node itself holds only empty tensors.
+        ctx.equation = equation.with_tensors(tuple(t.new_empty(0) for t in tensors))
+        ctx.state = map_state(lambda t: t.new_empty(0), found.image)
+        ctx.save_for_backward(*tensors, *tensors_of(found.image))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
+        saved, count = ctx.saved_tensors, len(ctx.equation.tensors)
+        tensors, state = saved[:count], like(ctx.state, saved[count:])
         wants_graph = torch.is_grad_enabled()
-        cotangent = like(ctx.state, tuple(g.detach() for g in grad_outputs))
+        equation = ctx.equation.with_tensors(tuple(t.detach() for t in tensors))
+        cotangent = like(state, tuple(g.detach() for g in grad_outputs))
         # The adjoint is solved in full precision, also where the forward pass ran under autocast.
         with torch.no_grad(), torch.autocast(grad_outputs[0].device.type, enabled=False):
-            gradients = ctx.method.pullback(ctx.equation, ctx.state, cotangent, ctx.report)
+            gradients = ctx.method.pullback(equation, state, cotangent, ctx.report)
         if wants_graph:
             # The gradients depend on the tensors and on the cotangent.
             sources = (*tensors, *grad_outputs)

@@ -52,13 +52,14 @@ class Implicit(AdjointMethod):
             return self._pullback(equation, state, cotangent, report)
 
     def _pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:
-        linearization = equation.linearize(state)
-        form = linearization.symmetric
+        symmetric = self.method in ("auto", "cg")
+        linearization = (equation.prepared() if symmetric else equation).linearize(state)
+        form = linearization.symmetric if symmetric else None
         if self.method == "cg" and form is None:
             raise ConfigError(
                 "This map has no symmetric form, which method='cg' needs; use 'auto' or 'gmres'."
             )
-        if form is not None and self.method in ("auto", "cg"):
+        if form is not None:
             v, info = self._solve_symmetric(form, state, cotangent)
             report(info)
             if form.pullback is not None:

@@ -161,14 +161,3 @@ def state_shape(operator: LinearOperator, injection: Tensor) -> tuple[int, ...]:
             f" got {operator.codomain(shape)}."
         )
     return shape
-
-
-def zero_state(injection: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """`(batch, *shape)` zeros in the dtype and layout of `injection`."""
-    images = len(shape) == 3 and injection.is_contiguous(memory_format=torch.channels_last)
-    return torch.empty(
-        (len(injection), *shape),
-        dtype=injection.dtype,
-        device=injection.device,
-        memory_format=torch.channels_last if images else torch.contiguous_format,
-    ).zero_()

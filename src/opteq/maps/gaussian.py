@@ -16,7 +16,6 @@ from opteq.maps.base import (
     check_max_norm,
     expect_operator,
     state_shape,
-    zero_state,
 )
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.gaussian import GaussianSimilarity
@@ -110,8 +109,7 @@ class GaussianMap(EquilibriumMap):
         weights = constrained_weights(self.W, shape, self.max_norm)
         gram = self._gram()
         gamma = self._gamma(c, gram)
-        zero = zero_state(c, shape)
-        similarity = GaussianSimilarity(c, gamma, gram, weights, self.W, self.patches, zero)
+        similarity = GaussianSimilarity(c, gamma, gram, weights, self.W, self.patches, shape)
         return SimilarityEquation(similarity, self.activation)
 
     def _gram(self) -> Tensor | None:

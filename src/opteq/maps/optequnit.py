@@ -22,13 +22,13 @@ from opteq.equation import (
     symmetric_psd,
 )
 from opteq.errors import ConfigError
+from opteq.layouts import zero_state
 from opteq.maps.base import (
     EquilibriumMap,
     Injection,
     check_max_norm,
     expect_operator,
     state_shape,
-    zero_state,
 )
 from opteq.operators.base import LinearOperator, Weights
 from opteq.operators.constraint import constrained_weights

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from opteq.equation import Gradients
+from opteq.layouts import zero_state
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.base import LinearOperator, Weights
@@ -35,7 +36,7 @@ class GaussianSimilarity(Similarity):
         weights: constrained weights of `W`.
         operator: `W`, from the state to the mid channels.
         patches: how the mid channels are split.
-        zero: a zero state.
+        shape: of a state, without the batch.
     """
 
     injection: Tensor
@@ -44,7 +45,7 @@ class GaussianSimilarity(Similarity):
     weights: Weights
     operator: LinearOperator
     patches: Patches | WholeSample
-    zero: Tensor
+    shape: tuple[int, ...]
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -57,7 +58,7 @@ class GaussianSimilarity(Similarity):
         return replace(self, injection=injection, gamma=gamma, gram=gram, weights=tuple(rest))
 
     def initial(self) -> Tensor:
-        return self.zero
+        return zero_state(self.injection, self.shape)
 
     def value(self, y: Tensor) -> Tensor:
         return self._at(y).weight.sum((1, 2)) / (2 * self.gamma)
@@ -81,7 +82,7 @@ class GaussianSimilarity(Similarity):
         On a patch `A_i` has, in the `G` metric, the eigenvalues `e^{-u}` and `(1 - 2u) e^{-u}`, and
         `-2e^{-3/2} ≤ (1 - 2u) e^{-u} ≤ 1` with the minimum at `u = 3/2`.
         """
-        scale = self.operator.norm_bound(tuple(self.zero.shape[1:]), self.weights).square()
+        scale = self.operator.norm_bound(self.shape, self.weights).square()
         if self.gram is not None:
             scale = scale * torch.linalg.matrix_norm(self.gram.detach().double(), 2) * (1 + 1e-12)
         factor = torch.ones(len(self.injection), dtype=torch.float64, device=self.injection.device)

@@ -173,7 +173,7 @@ def _gaussian_rates(map: GaussianMap, x: Tensor) -> tuple[float, float]:
     equation = map.bind(x)
     similarity = equation.similarity
     assert isinstance(similarity, GaussianSimilarity)
-    s = similarity.operator.norm_bound(tuple(similarity.zero.shape[1:]), similarity.weights).item()
+    s = similarity.operator.norm_bound(similarity.shape, similarity.weights).item()
     curvature = equation.contraction().value.max().item()  # L_σ s² ‖W_h‖²
     push = curvature / s * _bound(map.injection.operator, x) if s else 0.0
     if map.gamma == "adaptive":
@@ -247,7 +247,7 @@ def published_lipschitz(layer: EquilibriumLayer, x: Tensor) -> Certificate:
             return Certificate(s * bound.value, bound.kind, bound.assumptions)
         similarity = equation.similarity
         assert isinstance(similarity, GaussianSimilarity)
-        s = similarity.operator.norm_bound(tuple(similarity.zero.shape[1:]), similarity.weights).item()
+        s = similarity.operator.norm_bound(similarity.shape, similarity.weights).item()
         return published_lipschitz_geq(
             similarity.attention(y).max().item(),
             max(s, _bound(map.injection.operator, x)),
