@@ -244,7 +244,7 @@ def _found(solver: Solver, equation: Equation, detached: Equation) -> FixedPoint
         # One more application of the map than the value of `u`, as the image of a value is.
         z = form.recover(found.image)
         return FixedPoint(z, z, found.info)
-    with torch.no_grad():
+    with torch.no_grad(), tolerating(solver.tol):
         # Of the attached equation, which may have it at hand.
         first = map_state(Tensor.detach, equation.first_iterate())
     if solver.needs_gradient_map:
