@@ -148,7 +148,7 @@ def test_the_sources_are_part_of_the_package():
 
     folder = Path(opteq.__file__).parent
     found = {path.name for path in folder.rglob("*.[ch]")}
-    assert found == {"packed.c", "products.h", "rows.c", "winograd.c"}
+    assert found == {"forces.c", "packed.c", "products.h", "rows.c", "winograd.c"}
 
 
 @pytest.fixture(autouse=True)

@@ -29,6 +29,8 @@ enabled = True
 _TARGETS = {"AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}
 # Seconds; it takes less than one.
 _PATIENCE = 60
+# Where sources find the headers that they share.
+_HEADERS = Path(__file__).parent
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +77,7 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
         _log.info("Going without %s: it takes %s ($CC, else cc; here %r).", source.name, needs, compiler[0])
         return None
     flags = ["-O3", f"-march={target}", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC"]
-    # With the headers that it may include.
-    text = b"".join(path.read_bytes() for path in (source, *sorted(source.parent.glob("*.h"))))
+    text = b"".join(path.read_bytes() for path in (source, *sorted(_HEADERS.glob("*.h"))))
     key = hashlib.sha256("\0".join((*compiler, *flags)).encode() + text).hexdigest()
     folder, name = _folder(), f"{source.stem}-{key[:16]}.so"
     if folder is not None and (kept := _opened(folder / name)) is not None:
@@ -84,7 +85,7 @@ def _compiled(source: Path) -> ctypes.CDLL | None:
     try:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / name
-            command = [*compiler, *flags, str(source), "-o", str(made)]
+            command = [*compiler, *flags, f"-I{_HEADERS}", str(source), "-lm", "-o", str(made)]
             subprocess.run(
                 command, check=True, capture_output=True, text=True, errors="replace", timeout=_PATIENCE
             )

@@ -37,11 +37,15 @@ class SimilarityEquation(Equation):
         return self.similarity.initial()
 
     def first_iterate(self) -> Tensor:
-        return self.activation(self.similarity.initial_gradient())
+        return self._activated(self.similarity.initial_gradient())
 
     def __call__(self, state: State) -> Tensor:
         assert isinstance(state, Tensor)
-        return self.activation(self.similarity.gradient(state))
+        return self._activated(self.similarity.gradient(state))
+
+    def _activated(self, argument: Tensor) -> Tensor:
+        # In a graph the operations that gave the argument may need it.
+        return self.activation(argument) if torch.is_grad_enabled() else self.activation.overwrite(argument)
 
     def energy(self, state: State) -> Tensor:
         """`G` at the feasible point `T(y)`: `y` itself may lie where the penalty is infinite."""

@@ -66,7 +66,9 @@ class AutogradSimilarity(Similarity):
         attached = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
             y = y if attached and y.requires_grad else ordinary(y).detach().requires_grad_()
-            return self._gradient(y, attached)
+            gradient = self._gradient(y, attached)
+            # A function may give tensors of its own, or a number for all.
+            return gradient if attached else gradient.clone()
 
     def linearize(self, y: Tensor) -> SimilarityLinearization:
         return _AutogradLinearization(self, y)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opteq.equation import Gradients
 from opteq.layouts import zero_state
+from opteq.objectives.forces import force_in_place, response_in_place
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.base import LinearOperator, Weights
@@ -109,20 +110,25 @@ class GaussianSimilarity(Similarity):
         same = image.dtype == self.injection.dtype  # not so under autocast
         return image.sub_(self.injection) if same else image - self.injection
 
+    def merge(self, patches: Tensor) -> Tensor:
+        """The inverse of `split`."""
+        return self.patches.merge(patches, self.injection)
+
     def _force(self, offset: Tensor) -> Tensor:
-        """`e_i G r_i` for every patch. Overwrites `offset`, whose patches `-r_i` may be views of it."""
+        """The image of the `e_i G r_i`. Overwrites `offset`, whose patches `-r_i` may be views of it."""
+        forces = force_in_place(offset, self.patches, self.gram, self.gamma)
+        if forces is not None:
+            return forces
         residual = self.split(offset)
         projected = self.project(residual)
         product = residual * projected if projected is residual else _times(residual, projected)
-        return _times(projected, -self.weight(product.sum(-1, keepdim=True)))
+        return self.merge(_times(projected, -self.weight(product.sum(-1, keepdim=True))))
 
     def _at(self, y: Tensor) -> _Distances:
         return _Distances(self, self.split(self._offset(y)))
 
-    def _pool(self, patches: Tensor) -> Tensor:
-        return self.operator.rmatvec(self.weights, self.patches.merge(patches, self.injection)).to(
-            patches.dtype
-        )
+    def _pool(self, image: Tensor) -> Tensor:
+        return self.operator.rmatvec(self.weights, image).to(image.dtype)
 
 
 class _Distances:
@@ -142,20 +148,25 @@ class _GaussianLinearization(SimilarityLinearization):
         self._force = -self._at.weight * self._at.projected
 
     def gradient(self) -> Tensor:
-        return self._similarity._pool(self._force)
+        return self._similarity._pool(self._similarity.merge(self._force))
 
     def product(self, v: Tensor) -> Tensor:
-        lifted = self._lift(v)
-        return self._similarity._pool(self._response(self._similarity.project(lifted), self._overlap(lifted)))
+        s, at = self._similarity, self._at
+        lifted = s.operator.matvec(s.weights, v)
+        response = response_in_place(lifted, s.patches, s.gram, s.gamma, at.projected, at.weight)
+        if response is None:
+            patches = s.split(lifted)
+            response = s.merge(self._response(s.project(patches), self._overlap(patches)))
+        return s._pool(response)
 
     def pullback(self, u: Tensor) -> Gradients:
         # ⟨u, ∇S⟩ = -Σ e_i q_iᵀG r_i with q = patch(W u), r = patch(W y - c); r, G, γ and W enter as below.
         s, at = self._similarity, self._at
-        lifted = self._lift(u)
+        lifted = s.split(s.operator.matvec(s.weights, u))
         overlap = self._overlap(lifted)
-        response = s.patches.merge(self._response(s.project(lifted), overlap), s.injection)
+        response = s.merge(self._response(s.project(lifted), overlap))
         gamma = (at.distance * at.weight * overlap).sum((1, 2))
-        force = s.patches.merge(self._force, s.injection)
+        force = s.merge(self._force)
         outer = s.operator.weight_gradient(s.weights, u, force)
         inner = s.operator.weight_gradient(s.weights, self._y, response)
         weights = tuple(map(torch.add, outer, inner))
@@ -164,9 +175,6 @@ class _GaussianLinearization(SimilarityLinearization):
         drift = _times(lifted.addcmul(s.gamma[:, None, None] * overlap, at.residual, value=-1), -at.weight)
         gram = drift.flatten(0, 1).mT @ at.residual.flatten(0, 1)
         return (-response, gamma, gram, *weights)
-
-    def _lift(self, v: Tensor) -> Tensor:
-        return self._similarity.split(self._similarity.operator.matvec(self._similarity.weights, v))
 
     def _overlap(self, lifted: Tensor) -> Tensor:
         """`q_iᵀG r_i` for patches `q`."""

@@ -51,7 +51,7 @@ class Similarity(ABC):
         """A zero state of the right shape and layout."""
 
     def initial_gradient(self) -> Tensor:
-        """`∇S(0)`."""
+        """`∇S(0)`, likewise."""
         return self.gradient(self.initial())
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Similarity(ABC):
 
     @abstractmethod
     def gradient(self, y: Tensor) -> Tensor:
-        """`∇_y S(y; c)`."""
+        """`∇_y S(y; c)`, in memory of its own: outside graphs callers write into it."""
 
     @abstractmethod
     def linearize(self, y: Tensor) -> SimilarityLinearization:

@@ -6,14 +6,8 @@
 void opteq_packed_pack(const float *matrix, size_t row_apart, size_t column_apart, float *packed, size_t in, size_t out,
                        int threads) {
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (size_t o = 0; o < out; o += PANEL) {
-        size_t columns = smaller(PANEL, out - o), width = filled(columns);
-        // By some rows at a time, since columns lie far apart.
-        for (size_t first = 0; first < in; first += LANES)
-            for (size_t k = 0; k < width; k++)
-                for (size_t i = first; i < smaller(in, first + LANES); i++)
-                    packed[o * in + i * width + k] = k < columns ? matrix[i * row_apart + (o + k) * column_apart] : 0;
-    }
+    for (size_t o = 0; o < out; o += PANEL)
+        pack(matrix + o * column_apart, row_apart, column_apart, packed + o * in, in, smaller(PANEL, out - o));
 }
 
 // y = x packed, for `rows` rows of `x`, which are `apart`; those of `y` follow each other.

@@ -204,8 +204,6 @@ static void leave(const float *m, float *y, size_t first, size_t tiles, tiling c
     }
 }
 
-static float *room(size_t floats) { return aligned_alloc(64, (sizeof(float) * floats + 63) / 64 * 64); }
-
 // `y = w * x` with one pixel of zeros around, from the kernels of `w`. The images of `x` are `apart`. Returns
 // how many threads had no memory, with which `y` is incomplete.
 int opteq_winograd_convolve(const float *x, const float *kernels, float *y, size_t batch, size_t height,

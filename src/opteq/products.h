@@ -4,6 +4,7 @@
 // vectors. A panel is its rows one after the other.
 
 #include <stddef.h>
+#include <stdlib.h>
 
 #if defined(__AVX512F__)
 #define LANES 16
@@ -26,11 +27,23 @@ static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 // A number of columns with those that fill the last vector.
 static size_t filled(size_t columns) { return (columns + LANES - 1) / LANES * LANES; }
 
+static float *room(size_t floats) { return aligned_alloc(64, (sizeof(float) * floats + 63) / 64 * 64); }
+
 INLINE void store(float *to, vec all, size_t count) {
     if (count >= LANES)
         *(vec *)to = all;
     else
         for (size_t i = 0; i < count; i++) to[i] = all[i];
+}
+
+// Packs one panel, of `columns` columns, whose element (i, k) lies at i * row_apart + k * column_apart.
+static void pack(const float *from, size_t row_apart, size_t column_apart, float *panel, size_t in, size_t columns) {
+    size_t width = filled(columns);
+    // By some rows at a time, since columns may lie far apart.
+    for (size_t first = 0; first < in; first += LANES)
+        for (size_t k = 0; k < width; k++)
+            for (size_t i = first; i < smaller(in, first + LANES); i++)
+                panel[i * width + k] = k < columns ? from[i * row_apart + k * column_apart] : 0;
 }
 
 // `rows` × `vectors` of the product, kept in registers. The rows of `x` and of `y` are so far apart.
