@@ -18,7 +18,7 @@ from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, at
 from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
 from opteq.options import check_flag
-from opteq.results import Solution, SolveInfo, State, Trace, map_state
+from opteq.results import Solution, SolveInfo, State, Trace
 from opteq.rounding import tolerating
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
@@ -120,15 +120,11 @@ class EquilibriumLayer(nn.Module):
             # Both may have been assigned since the layer was made.
             gradient = _expect(self.gradient, AdjointMethod, "gradient", _GRADIENT)
             solver = _expect(self.solver, Solver, "solver", _SOLVER)
-            # What is constant in a solve need be no more exact than the solve.
             with tolerating(solver.tol):
                 equation = self.bind(x)
             detached = equation.detach()
-            # Gradient steps are steps of the state, which have no use for another variable.
-            if not solver.needs_gradient_map:
-                detached = detached.prepared()
             _check_autocast(solver, detached.tensors[0].device)
-            found = _found(solver, equation, detached)
+            found = _found(solver, detached)
             info = found.info
             self._report("forward", info)
             state = attach(gradient, equation, detached, found, self._report_adjoint)
@@ -237,20 +233,24 @@ def solve_log(module: nn.Module, log: SolveLog | None = None) -> Iterator[SolveL
             layer._logs = [other for other in layer._logs if other is not log]
 
 
-def _found(solver: Solver, equation: Equation, detached: Equation) -> FixedPoint:
-    joint = detached.batch_coupled
-    if (form := detached.substitution()) is not None:
-        found = find_fixed_point(form.function, form.initial, solver, joint=joint, first=form.first)
-        # One more application of the map than the value of `u`, as the image of a value is.
-        z = form.recover(found.image)
-        return FixedPoint(z, z, found.info)
+def _found(solver: Solver, equation: Equation) -> FixedPoint:
+    """The fixed point of an equation that is cut off from the graph."""
+    joint = equation.batch_coupled
+    # What is constant in a solve need be no more exact than the solve.
     with torch.no_grad(), tolerating(solver.tol):
-        # Of the attached equation, which may have it at hand.
-        first = map_state(Tensor.detach, equation.first_iterate())
+        # Gradient steps are steps of the state, which have no use for another variable.
+        form = None if solver.needs_gradient_map else equation.prepared().substitution()
+        first = equation.first_iterate() if form is None else form.first
+    if form is not None:
+        found = find_fixed_point(form.function, form.initial, solver, joint=joint, first=first)
+        # One more application of the map than the value of `u`, as the image of a value is.
+        with torch.no_grad(), tolerating(solver.tol):
+            z = form.recover(found.image)
+        return FixedPoint(z, z, found.info)
     if solver.needs_gradient_map:
-        function, scale = detached.gradient_map()
+        function, scale = equation.gradient_map()
         return find_fixed_point(function, first, solver, scale, joint)
-    return find_fixed_point(detached, detached.initial(), solver, joint=joint, first=first)
+    return find_fixed_point(equation, equation.initial(), solver, joint=joint, first=first)
 
 
 def _expect(value: object, kind: type[Kind], name: str, expected: str) -> Kind:

@@ -29,6 +29,13 @@ static size_t filled(size_t columns) { return (columns + LANES - 1) / LANES * LA
 
 static float *room(size_t floats) { return aligned_alloc(64, (sizeof(float) * floats + 63) / 64 * 64); }
 
+INLINE vec load(const float *from, size_t count) {
+    if (count >= LANES) return *(const vec *)from;
+    vec some = {0};
+    for (size_t i = 0; i < count; i++) some[i] = from[i];
+    return some;
+}
+
 INLINE void store(float *to, vec all, size_t count) {
     if (count >= LANES)
         *(vec *)to = all;
@@ -39,6 +46,11 @@ INLINE void store(float *to, vec all, size_t count) {
 // Packs one panel, of `columns` columns, whose element (i, k) lies at i * row_apart + k * column_apart.
 static void pack(const float *from, size_t row_apart, size_t column_apart, float *panel, size_t in, size_t columns) {
     size_t width = filled(columns);
+    if (column_apart == 1) {
+        for (size_t i = 0; i < in; i++)
+            for (size_t k = 0; k < width; k++) panel[i * width + k] = k < columns ? from[i * row_apart + k] : 0;
+        return;
+    }
     // By some rows at a time, since columns may lie far apart.
     for (size_t first = 0; first < in; first += LANES)
         for (size_t k = 0; k < width; k++)
@@ -46,27 +58,36 @@ static void pack(const float *from, size_t row_apart, size_t column_apart, float
                 panel[i * width + k] = k < columns ? from[i * row_apart + k * column_apart] : 0;
 }
 
-// `rows` × `vectors` of the product, kept in registers. The rows of `x` and of `y` are so far apart.
-INLINE void product(const float *x, size_t x_apart, const float *u, float *y, size_t y_apart, size_t in, int rows,
-                    int vectors, size_t columns) {
+// A product y = x u: element (r, c) of `x` lies at r * x_apart + c * x_step, the rows of `y` are `y_apart`.
+typedef struct {
+    size_t x_apart, x_step, y_apart, in;
+} strides;
+
+// `rows` × `vectors` of the product, kept in registers, or, with a `factor`, that many times it added to `y`.
+INLINE void product(const float *x, const float *u, float *y, strides s, int rows, int vectors, size_t columns,
+                    float factor) {
     vec sums[ROWS][VECTORS];
     for (int r = 0; r < rows; r++)
         for (int k = 0; k < vectors; k++) sums[r][k] = (vec){0};
-    for (size_t c = 0; c < in; c++) {
+    for (size_t c = 0; c < s.in; c++) {
         const vec *row = (const vec *)(u + c * vectors * LANES);
         for (int r = 0; r < rows; r++)
-            for (int k = 0; k < vectors; k++) sums[r][k] += x[r * x_apart + c] * row[k];
+            for (int k = 0; k < vectors; k++) sums[r][k] += x[r * s.x_apart + c * s.x_step] * row[k];
     }
     for (int r = 0; r < rows; r++)
-        for (int k = 0; k < vectors; k++)
-            store(y + r * y_apart + k * LANES, sums[r][k], columns - smaller(columns, k * LANES));
+        for (int k = 0; k < vectors; k++) {
+            float *to = y + r * s.y_apart + k * LANES;
+            size_t count = columns - smaller(columns, k * LANES);
+            if (factor) sums[r][k] = load(to, count) + factor * sums[r][k];
+            store(to, sums[r][k], count);
+        }
 }
 
 // With literal arguments each call is compiled for its own sizes.
-INLINE void products(const float *x, size_t x_apart, const float *u, float *y, size_t y_apart, size_t in,
-                     size_t rows, int vectors, size_t columns) {
-#define PRODUCT(rows) product(x, x_apart, u, y, y_apart, in, rows, vectors, columns)
-    for (; rows >= ROWS; rows -= ROWS, x += ROWS * x_apart, y += ROWS * y_apart) PRODUCT(ROWS);
+INLINE void products(const float *x, const float *u, float *y, strides s, size_t rows, int vectors, size_t columns,
+                     float factor) {
+#define PRODUCT(rows) product(x, u, y, s, rows, vectors, columns, factor)
+    for (; rows >= ROWS; rows -= ROWS, x += ROWS * s.x_apart, y += ROWS * s.y_apart) PRODUCT(ROWS);
     switch (rows) {
         case 5: PRODUCT(5); break;
         case 4: PRODUCT(4); break;
@@ -77,10 +98,9 @@ INLINE void products(const float *x, size_t x_apart, const float *u, float *y, s
 #undef PRODUCT
 }
 
-// y = x u for one panel `u`, of `columns` columns, and `rows` rows of `x`.
-static void panel(const float *x, size_t x_apart, const float *u, float *y, size_t y_apart, size_t in, size_t rows,
-                  size_t columns) {
-#define PRODUCTS(vectors) products(x, x_apart, u, y, y_apart, in, rows, vectors, columns)
+// The product, or so many times it added to `y`, with one panel `u` of `columns` columns, for `rows` rows of `x`.
+INLINE void any_panel(const float *x, const float *u, float *y, strides s, size_t rows, size_t columns, float factor) {
+#define PRODUCTS(vectors) products(x, u, y, s, rows, vectors, columns, factor)
     switch (filled(columns) / LANES) {
 #if VECTORS == 4
         case 4: PRODUCTS(4); break;
@@ -90,4 +110,10 @@ static void panel(const float *x, size_t x_apart, const float *u, float *y, size
         case 1: PRODUCTS(1); break;
     }
 #undef PRODUCTS
+}
+
+// y = x u for one panel `u`, where the numbers of a row of `x` follow one another.
+static void panel(const float *x, size_t x_apart, const float *u, float *y, size_t y_apart, size_t in, size_t rows,
+                  size_t columns) {
+    any_panel(x, u, y, (strides){x_apart, 1, y_apart, in}, rows, columns, 0);
 }

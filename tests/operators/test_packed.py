@@ -5,7 +5,8 @@ import torch
 
 from opteq import native
 from opteq.errors import ShapeError
-from opteq.operators.packed import Packed, gram
+from opteq.operators.packed import Packed, gram, multiply_each
+from opteq.rounding import tolerating
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -101,3 +102,49 @@ def test_defaults_for_new_tensors_are_not_those_of_the_matrix():
         elsewhere = Packed(matrix)(x), gram(matrix)
     for found in (wide, elsewhere):
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("batch", [1, 2, 5])
+@pytest.mark.parametrize(("rows", "size", "columns"), [(1, 1, 1), (7, 3, 15), (16, 128, 65), (33, 20, 130)])
+def test_products_sample_by_sample(batch, rows, size, columns):
+    left, right = drawn(batch, rows, size), drawn(batch, size, columns, seed=1)
+    total = drawn(batch, rows, columns, seed=2)
+    exact = left.double() @ right.double()
+    turned = [m.mT.contiguous().mT for m in (left, right)]
+    with torch.no_grad(), tolerating(1e-4):
+        for a, b in (
+            (left, right),
+            (turned[0], right),
+            (left, turned[1]),
+            (left, right[:1].expand_as(right)),
+        ):
+            assert off(multiply_each(a, b), a.double() @ b.double()) < 1e-6
+        added = total.clone()
+        assert multiply_each(left, right, added, -0.5) is added
+    assert off(added, total.double() - 0.5 * exact) < 1e-6
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_no_sample_depends_on_the_number_of_threads(threads):
+    left, right, before = drawn(5, 7, 30), drawn(5, 30, 20, seed=1), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.no_grad(), tolerating(1e-4):
+            torch.testing.assert_close(multiply_each(left, right), left @ right, rtol=1e-5, atol=1e-5)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_products_sample_by_sample_outside_a_solve_are_those_of_pytorch():
+    left, right = drawn(3, 4, 5).requires_grad_(), drawn(3, 5, 6, seed=1)
+    product = multiply_each(left, right)
+    assert torch.equal(product, left @ right)
+    product.sum().backward()
+    assert left.grad is not None
+    with torch.no_grad(), tolerating(1e-4):
+        wide = multiply_each(left.double(), right.double())
+        assert torch.equal(wide, left.double() @ right.double())
+        with pytest.raises(RuntimeError):
+            multiply_each(left, right[:, :4])
+        with pytest.raises(RuntimeError):
+            multiply_each(left, right, torch.zeros(3, 4, 5))

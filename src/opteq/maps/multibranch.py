@@ -233,6 +233,10 @@ class MultiBranchEquation(Equation):
             start=None,
         )
 
+    def detach(self) -> Self:
+        start = None if self.start is None else tuple(t.detach() for t in self.start)
+        return replace(super().detach(), start=start)
+
     def initial(self) -> tuple[Tensor, ...]:
         return self.branches.initial()
 

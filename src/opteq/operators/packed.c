@@ -38,3 +38,35 @@ void opteq_packed_gram(const float *x, size_t apart, const float *packed, float 
                     y[(o + k) * rows + row] = y[row * rows + o + k];
     }
 }
+
+// A matrix for each sample: where the first begins, how far the next ones and its elements (i, k) are.
+typedef struct {
+    const float *first;
+    size_t apart, row, column;
+} matrices;
+
+// y = x u sample by sample, or `factor` times it added to `y` of (batch, rows, out), contiguous. Returns whether
+// there was no memory, and then nothing is changed.
+int opteq_packed_each(const matrices *x, const matrices *u, float *y, size_t batch, size_t rows, size_t in, size_t out,
+                      float factor, int threads) {
+    size_t size = in * filled(out);
+    float *space = room(threads * size);
+    int failed = !space;
+#pragma omp parallel for schedule(static) num_threads(threads) if (!failed)
+    for (int part = 0; part < threads; part++) {
+        if (failed) continue;
+        float *packed = space + part * size;
+        for (size_t b = part * batch / threads; b < (part + 1) * batch / threads; b++)
+            for (size_t o = 0; o < out; o += PANEL) {
+                size_t columns = smaller(PANEL, out - o);
+                const float *left = x->first + b * x->apart;
+                float *to = y + b * rows * out + o;
+                strides s = {x->row, x->column, out, in};
+                pack(u->first + b * u->apart + o * u->column, u->row, u->column, packed, in, columns);
+                factor ? any_panel(left, packed, to, s, rows, columns, factor)
+                       : any_panel(left, packed, to, s, rows, columns, 0);
+            }
+    }
+    free(space);
+    return failed;
+}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from opteq.errors import ShapeError
 from opteq.native import load_native, readable
+from opteq.rounding import tolerated
 from opteq.untraced import untraced
 
 _SOURCE = Path(__file__).with_name("packed.c")
@@ -67,6 +69,50 @@ def gram(a: Tensor) -> Tensor:
     return product
 
 
+def multiply_each(left: Tensor, right: Tensor, total: Tensor | None = None, factor: float = 1.0) -> Tensor:
+    """`left @ right` for batches of matrices, or `total + factor · left @ right` in the place of a `total`.
+
+    In C inside `tolerating` alone, where there is no graph, and for at least as many samples as threads.
+
+    Args:
+        left: `(batch, rows, in)`.
+        right: `(batch, in, out)`.
+        total: `(batch, rows, out)`, contiguous.
+        factor: a number other than 0.
+    """
+    library = _library() if _fit_for_c(left, right, total) else None
+    if library is not None:
+        batch, rows, size = left.shape
+        product = left.new_empty(batch, rows, right.shape[2]) if total is None else total
+        places = [_Matrices(m.data_ptr(), *m.stride()) for m in (left, right)]
+        sizes = (batch, rows, size, right.shape[2], 0.0 if total is None else factor)
+        if not library.opteq_packed_each(*places, product.data_ptr(), *sizes, torch.get_num_threads()):
+            return product
+    return left @ right if total is None else total.baddbmm_(left, right, alpha=factor)
+
+
+def _fit_for_c(left: Tensor, right: Tensor, total: Tensor | None) -> bool:
+    if tolerated() == 0 or torch.is_grad_enabled() or len(left) < torch.get_num_threads():
+        return False
+    for m in (left, right) if total is None else (left, right, total):
+        if m.dtype != torch.float32 or not m.is_cpu or m.is_neg():
+            return False
+    # What does not fit PyTorch is to refuse: here it would be read beyond its end.
+    if len(left) != len(right) or left.shape[2] != right.shape[1]:
+        return False
+    shape = (len(left), left.shape[1], right.shape[2])
+    return total is None or (total.shape == shape and total.is_contiguous())
+
+
+class _Matrices(ctypes.Structure):
+    """A matrix for each sample, as C has it."""
+
+    _fields_: ClassVar = [
+        ("first", ctypes.c_void_p),
+        *((name, ctypes.c_size_t) for name in ("apart", "row", "column")),
+    ]
+
+
 def filled(columns: int) -> int:
     """A number of columns with those that fill the last vector."""
     return -(-columns // _LANES) * _LANES
@@ -89,5 +135,7 @@ def _declare(library: ctypes.CDLL) -> None:
     library.opteq_packed_pack.argtypes = [pointer, size, size, pointer, size, size, number]
     library.opteq_packed_multiply.argtypes = [pointer, size, pointer, pointer, size, size, size, number]
     library.opteq_packed_gram.argtypes = [pointer, size, pointer, pointer, size, size, number]
+    matrices = ctypes.POINTER(_Matrices)
+    library.opteq_packed_each.argtypes = [matrices] * 2 + [pointer] + [size] * 4 + [ctypes.c_float, number]
     for name in ("pack", "multiply", "gram"):
         getattr(library, f"opteq_packed_{name}").restype = None

@@ -49,13 +49,6 @@ INLINE void output_transform(const vec *m, vec *out, int step) {
     out[3 * step] = difference + 8 * far_difference + m[5 * step];
 }
 
-INLINE vec load(const float *from, size_t count) {
-    if (count >= LANES) return *(const vec *)from;
-    vec some = {0};
-    for (size_t i = 0; i < count; i++) some[i] = from[i];
-    return some;
-}
-
 // G times three numbers `step` apart.
 INLINE void kernel_transform(const vec *g, vec *out, int step, int out_step) {
     vec ends = g[0] + g[2 * step], far = (g[0] + 4 * g[2 * step]) * (1.f / 24), slope = g[step] * (1.f / 12);
