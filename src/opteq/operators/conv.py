@@ -53,19 +53,19 @@ class Conv2d(LinearOperator):
         return (self.weight,)
 
     def matvec(self, weights: Weights, x: Tensor) -> Tensor:
-        weight = self._apart(weights[0])
+        (weight,) = weights
         if self._attached_in_tolerance(weight, x):
             return _Attached.apply(self, False, x, weight)
-        y = winograd.convolve(x, weight, self.groups)
+        y = winograd.convolve(x, self._apart(weight), self.groups)
         if y is None:
             y = F.conv2d(x, weight, padding=self.kernel_size // 2, groups=self.groups)
         return y
 
     def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        weight = self._apart(weights[0])
+        (weight,) = weights
         if self._attached_in_tolerance(weight, y):
             return _Attached.apply(self, True, y, weight)
-        x = winograd.convolve(y, weight, self.groups, adjoint=True)
+        x = winograd.convolve(y, self._apart(weight), self.groups, adjoint=True)
         if x is None:
             x = F.conv_transpose2d(y, weight, padding=self.kernel_size // 2, groups=self.groups)
         return x
