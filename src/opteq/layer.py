@@ -264,6 +264,9 @@ def _check_input(x: State, dtype: torch.dtype | None) -> None:
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             got = "()" if isinstance(tensor, Tensor) else type(tensor).__name__
             raise ShapeError(f"Expected `x` to be a tensor of shape (batch, ...), got {got}.")
+        if 0 in tensor.shape[1:]:
+            got = tuple(tensor.shape)
+            raise ShapeError(f"Expected samples of `x` that are not empty, got `x` of shape {got}.")
         if not tensor.is_floating_point():
             cure = "" if tensor.is_complex() else "; use x.float()"
             raise ShapeError(f"Expected `x` of floating-point numbers, got {tensor.dtype}{cure}.")

@@ -93,3 +93,13 @@ def test_double_derivatives_of_the_potential_of_softplus():
     a = torch.linspace(-5, 5, 11, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(Softplus().potential, a)
     assert torch.autograd.gradgradcheck(Softplus().potential, a)
+
+
+def test_a_relu_with_another_derivative_has_other_slopes():
+    class Leaking(activations.ReLU):
+        def derivative(self, a):
+            return super().derivative(a) + 0.25 * (a <= 0)
+
+    a, t = torch.tensor([-1.0, 2.0]), torch.ones(2)
+    assert activations.ReLU().slopes(a).times(t).tolist() == [0.0, 1.0]
+    assert Leaking().slopes(a).times(t).tolist() == [0.25, 1.0]

@@ -65,6 +65,10 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         (["--data.root", "x"], "Digits has no option root; there are augmentation, batch_size"),
         (["--model.network", "Foo"], "Wrong value of model.network: there is no class Foo."),
         (["--model.network.solver", "Foo"], "Wrong value of model.network.solver: there is no class Foo."),
+        (
+            ["--model.network.solver", "Andersen"],
+            "Wrong value of model.network.solver: there is no class Andersen; did you mean Anderson?",
+        ),
         (["--model.network.solver=Anderson", "--model.network.solver.tols=1"], "did you mean tol?"),
         (
             ["--model.network.solver.tol", "1"],

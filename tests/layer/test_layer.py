@@ -107,6 +107,7 @@ def test_a_long_list_of_bad_samples_is_cut_short():
         (torch.tensor(1.0), r"Expected `x` to be a tensor of shape \(batch, ...\), got \(\)"),
         (torch.zeros(4), r"Expected `x` of shape \(batch, 4\), got \(4,\)"),
         (torch.zeros(2, 5), r"Expected `x` of shape \(batch, 4\), got \(2, 5\)"),
+        (torch.zeros(2, 4, 0, 3), r"samples of `x` that are not empty, got `x` of shape \(2, 4, 0, 3\)"),
         ((torch.zeros(2, 4), torch.zeros(2, 4)), r"Expected `x` to be one tensor, got tuple"),
     ],
 )

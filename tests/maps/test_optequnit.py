@@ -378,3 +378,11 @@ def test_any_module_may_inject():
     assert all(p.grad is not None and p.grad.any() for p in stem.parameters())
     with pytest.raises(ShapeError, match=r"Expected `U` to give \(batch, 4, ...\), got \(2, 5"):
         OptEqUnit(Conv2d(3, 4), torch.nn.Conv2d(1, 5, 3)).bind(torch.randn(2, 1, 8, 8))
+
+
+def test_certificates_speak_of_a_size_where_there_is_one():
+    images = OptEqUnit(Conv2d(2, 3), Conv2d(2, 3)).bind(torch.zeros(1, 2, 4, 4))
+    assert unit().bind(torch.zeros(1, 3, dtype=torch.float64)).contraction().assumptions == (
+        "The norm of W is bounded.",
+    )
+    assert "height and width" in images.contraction().assumptions[0]

@@ -239,6 +239,7 @@ REFUSED = {
         nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(3, 4), nn.ReLU()),
         "layer 2 .*4 channels come before it",
     ),
+    "lazy": (nn.Sequential(nn.LazyLinear(3), nn.ReLU()), "run its lazy modules on an input"),
     "no layer": (nn.Sequential(nn.ReLU(), nn.Linear(3, 4)), r"layer 0 \(ReLU"),
     "two activations": (nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Tanh()), r"layer 2 \(Tanh.*at most one"),
 }

@@ -199,7 +199,7 @@ class OptEqEquation(Equation):
         shape = state_shape(self.operator, self.injection)
         norm = self.operator.norm_bound(shape, self.weights)
         value = (self.activation.lipschitz * norm.square() / self.mu).expand(len(self.injection))
-        return Certificate(value, "bound", ("The norm of W is bounded for this height and width.",))
+        return Certificate(value, "bound", (self.operator.norm_assumption,))
 
     def linearize(self, state: State) -> Linearization:
         assert isinstance(state, Tensor)
@@ -265,32 +265,37 @@ class OptEqLinearization(Linearization):
     def lift(self, u: State) -> Tensor:
         """`F u`."""
         assert isinstance(u, Tensor)
-        moved = self._equation.operator.matvec(self._equation.weights, u)
-        return self._over_mu(self._root.times_(moved), 0.5)
+        return self._over_mu(self._root.times_(self._raised(u)), 0.5)
 
     def lower(self, q: State) -> Tensor:
         """`Fᵀ q`."""
         assert isinstance(q, Tensor)
         scaled = self._over_mu(self._root.times(q), 0.5)
-        return self._equation.operator.rmatvec(self._equation.weights, scaled)
+        return self._lowered(scaled)
 
     def jvp(self, tangent: State) -> Tensor:
         assert isinstance(tangent, Tensor)
-        moved = self._equation.operator.matvec(self._equation.weights, tangent)
-        return self._equation.pool(self._slopes.times_(moved))
+        return self._equation.pool(self._slopes.times_(self._raised(tangent)))
 
     def vjp(self, cotangent: State) -> Tensor:
         return self.jvp(cotangent)
 
     def pullback(self, cotangent: State) -> Gradients:
         assert isinstance(cotangent, Tensor)
-        moved = self._equation.operator.matvec(self._equation.weights, cotangent)
-        return self._pullback(cotangent, self._over_mu(self._slopes.times_(moved)))
+        return self._pullback(cotangent, self._over_mu(self._slopes.times_(self._raised(cotangent))))
 
     def pullback_lifted(self, cotangent: Tensor, lifted: State) -> Gradients:
         """`pullback` of a cotangent `u` of which `F u` is known."""
         assert isinstance(lifted, Tensor)
         return self._pullback(cotangent, self._over_mu(self._root.times(lifted), 0.5))
+
+    def _raised(self, u: Tensor) -> Tensor:
+        """`W u`, which autocast may make in another dtype."""
+        return self._equation.operator.matvec(self._equation.weights, u).to(u.dtype)
+
+    def _lowered(self, y: Tensor) -> Tensor:
+        """`Wᵀ y`, likewise."""
+        return self._equation.operator.rmatvec(self._equation.weights, y).to(y.dtype)
 
     def _over_mu(self, t: Tensor, power: float = 1.0) -> Tensor:
         """`μ^-power t`, in the memory of `t`."""
@@ -309,4 +314,4 @@ class OptEqLinearization(Linearization):
         gradients = self.pullback(cotangent)
         injection = gradients[0]
         assert injection is not None
-        return gradients, self._equation.operator.rmatvec(self._equation.weights, injection)
+        return gradients, self._lowered(injection)

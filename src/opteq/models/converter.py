@@ -9,6 +9,7 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from opteq.activations import (
     ELU,
@@ -222,6 +223,8 @@ class _Layer:
 
 def _read(network: nn.Module) -> tuple[nn.Module, list[_Layer], nn.Module]:
     """Stem, layers and head of a network; the layers as copies."""
+    if any(is_lazy(parameter) for parameter in network.parameters()):
+        raise ConfigError("Expected a network that knows its shapes; run its lazy modules on an input first.")
     parts = [(name, part) for name, part in _parts(network) if not isinstance(part, _PASSED_OVER)]
     last = max((i for i, (_, part) in enumerate(parts) if _activation(part)), default=None)
     if last is None:

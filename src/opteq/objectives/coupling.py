@@ -166,11 +166,12 @@ class Coupling:
 
     def slope(self, n: Tensor) -> Tensor:
         """`K = -½ ∂(λD_τ - H)/∂N`."""
-        k = torch.zeros_like(n)
         if self.options.diversity:
             # In place: a fresh tensor costs as much as the arithmetic.
             clipped = n.sign() if self.width is None else (n / self.width[:, None, None]).clamp_(-1, 1)
             k = clipped.mul_(-0.5 * self.options.weight)
+        else:
+            k = torch.zeros_like(n)
         k.diagonal(dim1=1, dim2=2).fill_(0.5 * self.options.heritage)
         return k
 

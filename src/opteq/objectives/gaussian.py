@@ -90,7 +90,7 @@ class GaussianSimilarity(Similarity):
         if y is not None:
             closest = self._at(y).weight.detach().double().amax((1, 2))
             factor = closest.clamp(min=2 * math.exp(-1.5))
-        return Certificate(scale * factor, "bound", ("The norm of W is bounded for this height and width.",))
+        return Certificate(scale * factor, "bound", (self.operator.norm_assumption,))
 
     def split(self, hidden: Tensor) -> Tensor:
         """Patches of a tensor in mid-channel space, `(batch, n, d)`."""

@@ -256,7 +256,7 @@ class InnerProductSimilarity(Similarity):
     def norm_bound(self) -> Certificate:
         """A bound on `‖W‖₂`."""
         norm = self.operator.norm_bound(tuple(self.injection.shape[1:]), self.weights)
-        return Certificate(norm, "bound", ("The norm of W is bounded for this height and width.",))
+        return Certificate(norm, "bound", (self.operator.norm_assumption,))
 
     def curvature_bound(self, y: Tensor | None = None) -> Tensor:
         """`(batch,)` `sup|k''| ‖c‖²/n`; at `y`, `|k''(t)| ‖c‖²/n`."""

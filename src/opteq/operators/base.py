@@ -92,6 +92,11 @@ class LinearOperator(nn.Module, ABC):
     def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
         """A number that is never below `‖W‖₂` on inputs of shape `domain`, in float64."""
 
+    @property
+    def norm_assumption(self) -> str:
+        """What a certificate says of a `norm_bound`."""
+        return "The norm of W is bounded" + (" for this height and width." if self.sides else ".")
+
     def forward(self, x: Tensor) -> Tensor:
         """`W x` with the stored weights.
 

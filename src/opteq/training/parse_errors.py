@@ -8,6 +8,7 @@ from typing import cast
 
 from jsonargparse import ArgumentParser
 
+import opteq
 from opteq.errors import OpteqError
 
 # Lines that say how the parser went about it, not what is wrong with the value.
@@ -44,7 +45,8 @@ def explain(report: str, options: Collection[str]) -> str:
         return _unknown("There is no option", unknown[1], options)
     keys = re.findall(r'Parser key "(.+?)"', report)
     if keys:
-        return f"Wrong value of {'.'.join(keys)}: {_complaint(report)}."
+        complaint = _complaint(report)
+        return f"Wrong value of {'.'.join(keys)}: {complaint}" + ("" if complaint.endswith("?") else ".")
     if missing := re.search(r"required: (.+)", report):
         names = re.sub(r"\b(fit|validate|test|predict)\.", "", missing[1])
         return f"Missing {names}; give a preset or a configuration file with --config, or the options."
@@ -106,8 +108,14 @@ def _complaint(report: str) -> str:
     lines = [line.strip().removeprefix("- ") for line in report.splitlines()]
     lines = [line for line in lines if line and not line.startswith(PARSER_TERMS) and "NoneType" not in line]
     text = " or ".join(dict.fromkeys(lines))
-    text = re.sub(r"Expected a dot import path string: (\S+)", r"there is no class \1", text)
+    text = re.sub(r"Expected a dot import path string: (\S+)", _no_class, text)
     text = re.sub(r"(?:a )?typing\.Literal\[(.+?)\]", r"one of \1", text)
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
     text = re.sub(r"(or )?Expected (a )?", r"\1expected ", text)
     return text.rstrip(".")
+
+
+def _no_class(found: re.Match[str]) -> str:
+    name = found[1].rstrip(".")
+    close = get_close_matches(name, opteq.__all__)
+    return f"there is no class {name}" + (f"; did you mean {' or '.join(close)}?" if close else "")
