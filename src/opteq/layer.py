@@ -41,7 +41,8 @@ class EquilibriumLayer(nn.Module):
 
     Gradients work in train and in eval mode alike. There are no tensor hooks and no state is kept
     between calls, so a layer may be shared, called several times before a backward pass, copied and
-    pickled.
+    pickled. What a backward pass needs is saved with autograd: it goes after that pass, though the loss
+    is kept, and `torch.utils.checkpoint` and saved-tensor hooks work.
 
     Args:
         map: the equilibrium map, which holds the parameters.
