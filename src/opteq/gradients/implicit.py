@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
@@ -72,8 +73,8 @@ class Implicit(AdjointMethod):
     def _solve_symmetric(self, form: SymmetricForm, state: State, g: State) -> tuple[State, SolveInfo]:
         # The state's layout, whichever layout the cotangent arrives in, is the one the map is fast in.
         given = Space(state)
-        flat = given.flatten(g)
-        right = form.enter(given.restore(flat))
+        g = given.arranged(g)
+        right = form.enter(g)
         space = Space(right)
 
         def measure(v: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ class Implicit(AdjointMethod):
 
         b = space.flatten(right)
         metric = None if form.metric is None else measure
-        size = row_norms(flat) if form.lifted else None
+        size = torch.stack([row_norms(part) for part in given.parts(g)]).norm(dim=0) if form.lifted else None
         options = (self.tol, self.max_steps, metric, form.follow, size)
         v, residual, info = conjugate_gradients(residual_operator, b, *options)
         # `b + S v`, a plain iteration more, is nearer to the solution than `v`, and here costs no product.

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from opteq.layouts import has_channels_last
-from opteq.results import State, tensors_of
+from opteq.results import State, like, tensors_of
 
 
 class Space:
@@ -34,6 +34,11 @@ class Space:
         """Matrices that make up `flatten(state)` side by side, views where the layout allows it."""
         parts = [layout.flatten(t) for layout, t in zip(self._layouts, tensors_of(state), strict=True)]
         return [torch.cat(parts, dim=1).reshape(1, -1)] if self._joint else parts
+
+    def arranged(self, state: State) -> State:
+        """`state` in the memory layout of the example, without a copy where it has it."""
+        pairs = zip(self._layouts, tensors_of(state), strict=True)
+        return like(state, tuple(layout.restore(layout.flatten(t)) for layout, t in pairs))
 
     def subtract(self, flat: Tensor, state: State, overwrite: bool) -> Tensor:
         """`flat - flatten(state)`, in the memory of `state` if that may be overwritten."""
