@@ -1,10 +1,17 @@
 """The layer in an autograd graph."""
 
+from dataclasses import dataclass, replace
+
 import pytest
 import torch
 from torch import nn
 
 from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, Implicit, OneStep, OptEqUnit, Phantom, Unrolled
+from opteq.activations import get_activation
+from opteq.equation import Equation
+from opteq.maps.base import EquilibriumMap
+from opteq.maps.similarity import SimilarityEquation
+from opteq.objectives.similarity import Similarity
 from tests.solvers.problems import TwoBranches
 
 ADJOINTS = [
@@ -197,3 +204,88 @@ def test_function_transforms_are_refused_and_not_silently_wrong(gradient):
         torch.func.grad(lambda x: layer(x).sum())(x)
     with pytest.raises(RuntimeError, match=r"autograd\.Function"):
         torch.func.jvp(layer, (x,), (x,))
+
+
+@dataclass(frozen=True, eq=False)
+class Derived(Equation):
+    """`z = tanh(½ z S + c)` with an `S` that is made when the tensors are given."""
+
+    c: torch.Tensor
+    W: torch.Tensor
+    S: torch.Tensor
+
+    @property
+    def tensors(self):
+        return self.c, self.W
+
+    def with_tensors(self, tensors):
+        c, W = tensors
+        return replace(self, c=c, W=W, S=W @ W.mT)
+
+    def initial(self):
+        return torch.zeros_like(self.c)
+
+    def __call__(self, state):
+        return torch.tanh(0.5 * state @ self.S + self.c)
+
+    def energy(self, state):
+        raise NotImplementedError
+
+    contraction = energy
+
+
+class DerivedMap(EquilibriumMap):
+    def __init__(self):
+        super().__init__()
+        self.W = nn.Parameter(torch.linspace(-0.6, 0.6, 16, dtype=torch.float64).view(4, 4))
+
+    def bind(self, x):
+        return Derived(x, self.W, self.W @ self.W.mT)
+
+
+def test_an_equation_may_derive_tensors_from_those_that_it_is_given():
+    layer, x = EquilibriumLayer(DerivedMap(), Anderson(tol=1e-12), Implicit(tol=1e-12)), inputs()
+    unrolled = EquilibriumLayer(layer.map, gradient=Unrolled(200))
+    sources = (x, layer.map.W)
+    for a, b in zip(gradients(layer(x), sources), gradients(unrolled(x), sources), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-9)
+
+
+class Constant(Similarity):
+    """`S(y) = ⟨c, y⟩`, whose gradient is the very tensor that it was given."""
+
+    def __init__(self, c):
+        self.c = c
+
+    @property
+    def tensors(self):
+        return (self.c,)
+
+    def with_tensors(self, tensors):
+        return Constant(tensors[0])
+
+    def initial(self):
+        return torch.zeros_like(self.c)
+
+    def value(self, y):
+        return (self.c * y).sum(1)
+
+    def gradient(self, y):
+        return self.c
+
+    def linearize(self, y):
+        raise NotImplementedError
+
+    hessian_bound = linearize
+
+
+class ConstantMap(EquilibriumMap):
+    def bind(self, x):
+        return SimilarityEquation(Constant(x), get_activation("relu"))
+
+
+def test_the_gradient_of_a_similarity_is_not_written_into_unless_it_says_so():
+    x = torch.randn(3, 4)
+    before = x.clone()
+    assert torch.equal(EquilibriumLayer(ConstantMap())(x), before.relu())
+    assert torch.equal(x, before)

@@ -148,3 +148,10 @@ def test_a_map_is_the_same_with_and_without_it(monkeypatch):
     for a, b in zip(*results, strict=True):
         assert not torch.equal(a, torch.zeros_like(a))
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_images_that_do_not_divide_are_left_alone():
+    for shape in ((8, 64, 65), (8, 65, 64), (12, 64, 64)):
+        image = torch.randn(2, *shape).contiguous(memory_format=torch.channels_last)
+        assert refused(image, Patches(8, 2), torch.eye(32), torch.ones(2))

@@ -5,6 +5,7 @@ import torch
 
 from opteq import native
 from opteq.errors import ShapeError
+from opteq.operators import packed
 from opteq.operators.packed import Packed, gram, multiply_each
 from opteq.rounding import tolerating
 
@@ -106,7 +107,8 @@ def test_defaults_for_new_tensors_are_not_those_of_the_matrix():
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
 @pytest.mark.parametrize(("rows", "size", "columns"), [(1, 1, 1), (7, 3, 15), (16, 128, 65), (33, 20, 130)])
-def test_products_sample_by_sample(batch, rows, size, columns):
+def test_products_sample_by_sample(batch, rows, size, columns, monkeypatch):
+    monkeypatch.setattr(packed, "_FEWEST_PRODUCTS", 0)
     left, right = drawn(batch, rows, size), drawn(batch, size, columns, seed=1)
     total = drawn(batch, rows, columns, seed=2)
     exact = left.double() @ right.double()
@@ -125,7 +127,8 @@ def test_products_sample_by_sample(batch, rows, size, columns):
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_no_sample_depends_on_the_number_of_threads(threads):
+def test_no_sample_depends_on_the_number_of_threads(threads, monkeypatch):
+    monkeypatch.setattr(packed, "_FEWEST_PRODUCTS", 0)
     left, right, before = drawn(5, 7, 30), drawn(5, 30, 20, seed=1), torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -146,5 +149,6 @@ def test_products_sample_by_sample_outside_a_solve_are_those_of_pytorch():
         assert torch.equal(wide, left.double() @ right.double())
         with pytest.raises(RuntimeError):
             multiply_each(left, right[:, :4])
+        assert multiply_each(left, right[0]).shape == (3, 4, 6)
         with pytest.raises(RuntimeError):
             multiply_each(left, right, torch.zeros(3, 4, 5))

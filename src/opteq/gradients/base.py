@@ -93,16 +93,16 @@ class _Equilibrium(torch.autograd.Function):
         )
         ctx.method, ctx.report = method, report
         # What autograd saves, no one changes unseen, checkpoints recompute, hooks move, and a backward pass
-        # lets go of. So the node itself holds only empty tensors.
-        ctx.equation = equation.with_tensors(tuple(t.new_empty(0) for t in tensors))
-        ctx.state = map_state(lambda t: t.new_empty(0), found.image)
+        # lets go of. So the node itself holds only zeros, which take no memory.
+        ctx.equation = equation.with_tensors(tuple(t.new_zeros(()).expand(t.shape) for t in tensors))
+        ctx.branched = isinstance(found.image, tuple)
         ctx.save_for_backward(*tensors, *tensors_of(found.image))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         saved, count = ctx.saved_tensors, len(ctx.equation.tensors)
-        tensors, state = saved[:count], like(ctx.state, saved[count:])
+        tensors, state = saved[:count], saved[count:] if ctx.branched else saved[count]
         wants_graph = torch.is_grad_enabled()
         equation = ctx.equation.with_tensors(tuple(t.detach() for t in tensors))
         cotangent = like(state, tuple(g.detach() for g in grad_outputs))

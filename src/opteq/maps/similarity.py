@@ -45,7 +45,8 @@ class SimilarityEquation(Equation):
 
     def _activated(self, argument: Tensor) -> Tensor:
         # In a graph the operations that gave the argument may need it.
-        return self.activation(argument) if torch.is_grad_enabled() else self.activation.overwrite(argument)
+        overwrite = self.similarity.owns_gradient and not torch.is_grad_enabled()
+        return self.activation.overwrite(argument) if overwrite else self.activation(argument)
 
     def energy(self, state: State) -> Tensor:
         """`G` at the feasible point `T(y)`: `y` itself may lie where the penalty is infinite."""

@@ -66,9 +66,7 @@ class AutogradSimilarity(Similarity):
         attached = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
             y = y if attached and y.requires_grad else ordinary(y).detach().requires_grad_()
-            gradient = self._gradient(y, attached)
-            # A function may give tensors of its own, or a number for all.
-            return gradient if attached else gradient.clone()
+            return self._gradient(y, attached)
 
     def linearize(self, y: Tensor) -> SimilarityLinearization:
         return _AutogradLinearization(self, y)

@@ -75,6 +75,8 @@ def _in_place(
     if torch.is_autocast_enabled("cpu") or not has_channels_last(image):
         return None
     batch, channels, height, width = image.shape
+    if channels % patches.channels or height % patches.size or width % patches.size:
+        return None
     count = channels * height * width // patches.dimension
     matrices = (image.permute(0, 2, 3, 1).flatten(1), gamma[:, None], gram, *(t.flatten(1) for t in state))
     wide = (1, patches.dimension, count * patches.dimension, count)

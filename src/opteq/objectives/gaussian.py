@@ -40,6 +40,8 @@ class GaussianSimilarity(Similarity):
         shape: of a state, without the batch.
     """
 
+    owns_gradient = True
+
     injection: Tensor
     gamma: Tensor
     gram: Tensor | None

@@ -194,6 +194,8 @@ class InnerProductSimilarity(Similarity):
         kernel: `k`.
     """
 
+    owns_gradient = True
+
     injection: Tensor
     unit: Tensor | None
     weights: Weights

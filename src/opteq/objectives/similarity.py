@@ -35,7 +35,13 @@ class Similarity(ABC):
     """`S(y; c)` with everything that depends on the input bound into it, for one batch. Immutable.
 
     States `y` have shape `(batch, ...)`; values are per sample, `(batch,)`.
+
+    Attributes:
+        owns_gradient: whether `gradient` and `initial_gradient` give memory of their own, which an equation
+            may write into where there is no graph.
     """
+
+    owns_gradient = False
 
     @property
     @abstractmethod
@@ -51,7 +57,7 @@ class Similarity(ABC):
         """A zero state of the right shape and layout."""
 
     def initial_gradient(self) -> Tensor:
-        """`∇S(0)`, likewise."""
+        """`∇S(0)`."""
         return self.gradient(self.initial())
 
     @abstractmethod
@@ -60,7 +66,7 @@ class Similarity(ABC):
 
     @abstractmethod
     def gradient(self, y: Tensor) -> Tensor:
-        """`∇_y S(y; c)`, in memory of its own: outside graphs callers write into it."""
+        """`∇_y S(y; c)`."""
 
     @abstractmethod
     def linearize(self, y: Tensor) -> SimilarityLinearization:

@@ -17,6 +17,8 @@ from opteq.untraced import untraced
 _SOURCE = Path(__file__).with_name("packed.c")
 # Numbers in a vector, at most.
 _LANES = 16
+# Multiplications from which on a call pays, by measurements.
+_FEWEST_PRODUCTS = 2**19
 
 
 class Packed:
@@ -72,7 +74,8 @@ def gram(a: Tensor) -> Tensor:
 def multiply_each(left: Tensor, right: Tensor, total: Tensor | None = None, factor: float = 1.0) -> Tensor:
     """`left @ right` for batches of matrices, or `total + factor · left @ right` in the place of a `total`.
 
-    In C inside `tolerating` alone, where there is no graph, and for at least as many samples as threads.
+    In C inside `tolerating` alone, where there is no graph, enough work and at least as many samples as
+    threads.
 
     Args:
         left: `(batch, rows, in)`.
@@ -92,7 +95,9 @@ def multiply_each(left: Tensor, right: Tensor, total: Tensor | None = None, fact
 
 
 def _fit_for_c(left: Tensor, right: Tensor, total: Tensor | None) -> bool:
-    if tolerated() == 0 or torch.is_grad_enabled() or len(left) < torch.get_num_threads():
+    if tolerated() == 0 or torch.is_grad_enabled() or left.dim() != 3 or right.dim() != 3:
+        return False
+    if len(left) < torch.get_num_threads() or left.numel() * right.shape[2] < _FEWEST_PRODUCTS:
         return False
     for m in (left, right) if total is None else (left, right, total):
         if m.dtype != torch.float32 or not m.is_cpu or m.is_neg():
