@@ -121,6 +121,7 @@ class EquilibriumLayer(nn.Module):
             # Both may have been assigned since the layer was made.
             gradient = _expect(self.gradient, AdjointMethod, "gradient", _GRADIENT)
             solver = _expect(self.solver, Solver, "solver", _SOLVER)
+            # What is constant in a solve need be no more exact than the solve.
             with tolerating(solver.tol):
                 equation = self.bind(x)
             detached = equation.detach()
@@ -237,7 +238,6 @@ def solve_log(module: nn.Module, log: SolveLog | None = None) -> Iterator[SolveL
 def _found(solver: Solver, equation: Equation) -> FixedPoint:
     """The fixed point of an equation that is cut off from the graph."""
     joint = equation.batch_coupled
-    # What is constant in a solve need be no more exact than the solve.
     with torch.no_grad(), tolerating(solver.tol):
         # Gradient steps are steps of the state, which have no use for another variable.
         form = None if solver.needs_gradient_map else equation.prepared().substitution()

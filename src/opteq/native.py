@@ -50,15 +50,23 @@ def load_native(source: Path, declare: Callable[[ctypes.CDLL], None]) -> ctypes.
     return _loaded(source, declare) if enabled else None
 
 
-def readable(*matrices: Tensor) -> bool:
-    """Whether compiled code can work on these matrices, which may have gaps between their rows."""
+def plain(*tensors: Tensor) -> bool:
+    """Whether compiled code can take these tensors for the numbers that lie in their memory."""
     # A loop takes half the time of `all`, at every step of every solve.
-    for m in matrices:
-        if m.dtype != torch.float32 or not m.is_cpu or m.is_neg():
+    for t in tensors:
+        if t.dtype != torch.float32 or not t.is_cpu:
             return False
-        if m.stride(1) != 1 and m.shape[1] != 1:
+        if t.is_neg():
             return False
     return True
+
+
+def readable(*matrices: Tensor) -> bool:
+    """Whether compiled code can work on these matrices, which may have gaps between their rows."""
+    for m in matrices:
+        if m.stride(1) != 1 and m.shape[1] != 1:
+            return False
+    return plain(*matrices)
 
 
 @cache

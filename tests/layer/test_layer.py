@@ -24,6 +24,8 @@ from opteq.equation import Equation
 from opteq.errors import ConfigError, NonFiniteError, OpteqError, ShapeError
 from opteq.layer import solve_log
 from opteq.maps.base import EquilibriumMap
+from opteq.maps.optequnit import OptEqEquation
+from opteq.rounding import tolerated
 from tests.solvers.problems import TwoBranches
 
 
@@ -338,3 +340,17 @@ def test_who_changes_the_value_changes_nothing_else(constant, solver, grad):
         value.fill_(9)
     assert torch.equal(x, before)
     assert torch.equal(image, before)
+
+
+@pytest.mark.parametrize("solver", [Anderson(tol=1e-3), Nesterov(tol=1e-3)])
+def test_a_solve_starts_as_roughly_as_it_goes_on(solver, monkeypatch):
+    first, seen = OptEqEquation.first_iterate, []
+
+    def observed(equation):
+        seen.append(tolerated())
+        return first(equation)
+
+    monkeypatch.setattr(OptEqEquation, "first_iterate", observed)
+    # So many hidden units are solved in the state, whose first iterate it takes.
+    EquilibriumLayer(OptEqUnit(Dense(3, 9), Dense(4, 9)), solver)(torch.randn(2, 4))
+    assert seen == [1e-3]

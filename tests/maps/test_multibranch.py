@@ -177,6 +177,16 @@ def test_both_sweeps_reach_the_same_equilibrium(sizes, mids):
     torch.testing.assert_close(sweep.first_iterate()[1], sweep(sweep.initial())[1], rtol=0, atol=0)
 
 
+def test_a_start_that_is_known_stays_known_when_cut_off_and_goes_with_its_tensors():
+    equation = model((4, 2), (3, 3)).bind(inputs((4, 2)))
+    assert isinstance(equation, MultiBranchEquation)
+    cut = equation.detach()
+    for a, b in zip(cut.first_iterate(), equation.first_iterate(), strict=True):
+        assert a.data_ptr() == b.data_ptr()
+        assert not a.requires_grad
+    assert cut.with_tensors(cut.tensors).start is None
+
+
 def gradients(module: MOptEq, x: Tensor, method, solver=None) -> list[Tensor]:
     layer = EquilibriumLayer(module, solver, method, on_unconverged="raise")
     x = x.clone().requires_grad_()

@@ -206,6 +206,16 @@ def test_what_is_kept_of_a_weight_goes_with_it():
     assert len(winograd._known) == before
 
 
+def test_the_stored_weight_keeps_nothing_until_the_backward_pass():
+    operator, x = Conv2d(16, 16), drawn(2, 16, 16, 16, 16)[0].requires_grad_()
+    gc.collect()
+    before = len(winograd._known)
+    with tolerating(1e-3):
+        y = operator(x)
+    assert type(y.grad_fn).__name__ == "_AttachedBackward"
+    assert len(winograd._known) == before
+
+
 def refused(x, weight):
     return winograd.convolve(x, weight) is None and winograd.weight_gradient(x, x, weight) is None
 

@@ -9,8 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from opteq.layouts import has_channels_last
-from opteq.native import load_native, readable
+from opteq.native import load_native, plain
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.rounding import tolerated
 
@@ -72,20 +71,20 @@ def _in_place(
 ) -> Tensor | None:
     if gram is None or isinstance(patches, WholeSample) or tolerated() == 0 or torch.is_grad_enabled():
         return None
-    if torch.is_autocast_enabled("cpu") or not has_channels_last(image):
+    if torch.is_autocast_enabled("cpu") or image.dim() != 4 or not plain(image, gram, gamma, *state):
         return None
     batch, channels, height, width = image.shape
     if channels % patches.channels or height % patches.size or width % patches.size:
         return None
-    count = channels * height * width // patches.dimension
-    matrices = (image.permute(0, 2, 3, 1).flatten(1), gamma[:, None], gram, *(t.flatten(1) for t in state))
-    wide = (1, patches.dimension, count * patches.dimension, count)
-    tall = (batch, patches.dimension, batch, batch)
+    size, count = patches.dimension, channels * height * width // patches.dimension
+    shapes = [(size, size), (batch,), (batch, count, size), (batch, count, 1)]
     # What does not fit PyTorch is to refuse: here it would be read beyond its end.
-    fitting = all(m.shape == (h, w) for m, h, w in zip(matrices[1:], tall, wide, strict=False))
-    if not (fitting and readable(*matrices) and all(t.is_contiguous() for t in (gamma, gram, *state))):
+    for t, shape in zip((gram, gamma, *state), shapes, strict=False):
+        if t.shape != shape or not t.is_contiguous():
+            return None
+    if not image.is_contiguous(memory_format=torch.channels_last):
         return None
-    if not matrices[0].is_contiguous() or (library := load_native(_SOURCE, _declare)) is None:
+    if (library := load_native(_SOURCE, _declare)) is None:
         return None
     cutting = _Cutting(batch, height, width, channels, patches.size, patches.channels)
     pointers = [t.data_ptr() for t in (gram, gamma, *state)] + [None] * (2 - len(state))

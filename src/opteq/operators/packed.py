@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ShapeError
-from opteq.native import load_native, readable
+from opteq.native import load_native, plain, readable
 from opteq.rounding import tolerated
 from opteq.untraced import untraced
 
@@ -99,9 +99,8 @@ def _fit_for_c(left: Tensor, right: Tensor, total: Tensor | None) -> bool:
         return False
     if len(left) < torch.get_num_threads() or left.numel() * right.shape[2] < _FEWEST_PRODUCTS:
         return False
-    for m in (left, right) if total is None else (left, right, total):
-        if m.dtype != torch.float32 or not m.is_cpu or m.is_neg():
-            return False
+    if not plain(left, right) or not (total is None or plain(total)):
+        return False
     # What does not fit PyTorch is to refuse: here it would be read beyond its end.
     if len(left) != len(right) or left.shape[2] != right.shape[1]:
         return False

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from opteq.layouts import has_channels_last
-from opteq.native import load_native
+from opteq.native import load_native, plain
 from opteq.operators.packed import filled
 from opteq.rounding import tolerated
 
@@ -97,12 +97,13 @@ def _serves(weight: Tensor, groups: int, *images: tuple[Tensor, int]) -> bool:
         return False
     if torch.is_autocast_enabled("cpu"):
         return False
-    attached = torch.is_grad_enabled()
-    for tensor in (weight, *(image for image, _ in images)):
-        if tensor.dtype != torch.float32 or not tensor.is_cpu or tensor.is_neg():
-            return False
-        if attached and tensor.requires_grad:
-            return False
+    tensors = (weight, *(image for image, _ in images))
+    if not plain(*tensors):
+        return False
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                return False
     for image, channels in images:
         # What does not fit PyTorch is to refuse: here it would be read beyond its end.
         if image.dim() != 4 or image.shape[1] != channels:
