@@ -38,7 +38,7 @@ def measure(tau: float, x: torch.Tensor) -> tuple[int, int, float, float, float]
     _, coarse = solve_fixed_point(equation, start, opteq.Anderson(tol=1e-4, max_steps=200))
     z, fine = solve_fixed_point(equation, start, opteq.Anderson(tol=1e-10, max_steps=200))
     paper = opteq.HeritageDiversity(WEIGHT, tau=0).at(z)
-    objective = equation.energy(z) + 0.5 * (paper.value(z) - equation.coupling.value(z))
+    objective = equation.objective(z) + 0.5 * (paper.value(z) - equation.coupling.value(z))
     sizes = [n.abs() for n in paper.correlations(z)]
     diversity = sum(n.sum((1, 2)) - n.diagonal(dim1=1, dim2=2).sum(1) for n in sizes)
     floor = fine.residuals.nan_to_num(torch.inf).amin(1).max().item()

@@ -47,5 +47,5 @@ def test_products_of_a_solve_are_told_its_tolerance():
     value.sum().backward()
     assert set(seen) == {1e-2}
     seen.clear()
-    layer.bind(x).energy(value.detach())
+    layer.bind(x).objective(value.detach())
     assert set(seen) == {0.0}

@@ -1,19 +1,23 @@
-"""The contract between maps, solvers and gradients: one equation `z = T(z)` per batch."""
+"""The contract between maps, solvers, gradients and theory: one equation `z = T(z)` per batch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, Self, TypeVar
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
-from opteq.results import Certificate, State, like, map_state, tensors_of
+from opteq.operators.lanczos import extreme_ritz_values
+from opteq.results import Certificate, State, distance, like, map_state, tensors_of
 
 Gradients = tuple[Tensor | None, ...]
+
+# Lanczos steps after which an eigenvalue at a state is taken to have settled.
+_LANCZOS_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +48,12 @@ class SymmetricForm:
 
 
 class Linearization(ABC):
-    """The derivative of an equation's map at one state, `J = ∂T/∂z`.
+    """The derivative of an equation's map at one state, `J = ∂T/∂z`."""
 
-    Attributes:
-        structure: `"psd"` (J symmetric positive semidefinite), `"symmetrizable"` (similar to a
-            symmetric matrix) or `"none"`.
-    """
-
-    structure: str = "none"
+    @property
+    @abstractmethod
+    def image(self) -> State:
+        """`T(z)`, for which most of the work is done."""
 
     @property
     def symmetric(self) -> SymmetricForm | None:
@@ -80,24 +82,35 @@ class Linearization(ABC):
 
 
 @dataclass(frozen=True, slots=True)
-class Substitution:
-    """An equation `z = T(z)` in another variable, `u = F(u)`.
+class Reformulation:
+    """How a solve is to go about `z = T(z)`: an iteration `u ← F(u)` in a variable of its choice.
 
     Attributes:
         function: `F`.
-        initial: where solves start.
-        first: `F(initial)`.
-        recover: the `z` that belongs to a `u`.
+        initial: where the solve starts.
+        first: `F(initial)`, or a step of its own from there.
+        recover: the `z` that belongs to a `u`, at least as near to the equilibrium; None where it is `u`.
+        scale: the relative residual of `u` times this bounds that of `z`.
     """
 
     function: Callable[[State], State]
     initial: State
     first: State
-    recover: Callable[[State], State]
+    recover: Callable[[State], State] | None = None
+    scale: float = 1.0
+
+    def then(self, recover: Callable[[State], State], scale: float) -> Reformulation:
+        """The same iteration for a state that is `recover` of the one that it is for, its residuals scaled."""
+        before = self.recover
+        both = recover if before is None else lambda u: recover(before(u))
+        return Reformulation(self.function, self.initial, self.first, both, scale * self.scale)
 
 
 class Equation(ABC):
     """All that is constant during one solve of `z = T(z)`, for one batch. Immutable.
+
+    A map of your own gives `tensors`, `with_tensors`, `__call__`, `initial` and `contraction`; all else has a
+    default that is right for any map.
 
     Attributes:
         tensors: every tensor that `T` depends on differentiably: injections, weights, scales.
@@ -111,20 +124,18 @@ class Equation(ABC):
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
         """The same equation with other values of `tensors`."""
 
-    @property
-    def has_energy(self) -> bool:
-        """Whether a scalar hidden objective exists."""
-        return True
+    def detach(self) -> Self:
+        """The same equation cut off from the autograd graph."""
+        return self.with_tensors(tuple(t.detach() for t in self.tensors))
 
     @property
-    def conservative(self) -> bool:
-        """Whether `z - T(z) = ∇energy(z)`, so that `J` is symmetric."""
-        return self.proximal
+    def structure(self) -> str:
+        """What `T` is: `"proximal"`, `"conservative"` or `"none"`.
 
-    @property
-    def proximal(self) -> bool:
-        """Whether `T` is conservative and a proximal operator, `0 ⪯ J ⪯ I`."""
-        return False
+        Conservative: `z - T(z) = ∇objective(z)`, so that `J` is symmetric. Proximal: the same, and `T` is the
+        proximal operator of a convex function, `0 ⪯ J ⪯ I`.
+        """
+        return "none"
 
     @property
     def batch_coupled(self) -> bool:
@@ -143,28 +154,6 @@ class Equation(ABC):
         """`z¹ = T(z⁰)`, where solves start; maps compute it without the product `W z⁰ = 0`."""
         return self(self.initial())
 
-    def prepared(self) -> Self:
-        """The same equation with what pays to be computed once for a solve of it or of its adjoint.
-
-        For equations cut off from the graph: what is computed is constant.
-        """
-        return self
-
-    def substitution(self) -> Substitution | None:
-        """The variable in which a solve is cheaper than in the state, once `prepared`; None without one.
-
-        A relative residual of `u` is to bound that of `z`.
-        """
-        return None
-
-    @abstractmethod
-    def energy(self, state: State) -> Tensor:
-        """`(batch,)` hidden objective, stationary at equilibria; see `opteq.theory.minimisers` for more."""
-
-    @abstractmethod
-    def contraction(self, state: State | None = None) -> Certificate:
-        """`(batch,)` bound on the Lipschitz constant of `T`: global, or on `‖J‖` at a state."""
-
     def readout(self, state: State) -> State:
         """What the user gets from a state."""
         return state
@@ -173,24 +162,80 @@ class Equation(ABC):
         """The derivative at `state`; by automatic differentiation unless a map knows better."""
         return AutogradLinearization(self, state)
 
-    def value_and_linearization(self, state: State) -> tuple[State, Linearization]:
-        """`T(z)` and the derivative there; maps share the work of the two where they can."""
-        return self(state), self.linearize(state)
+    def reformulate(self, gradient: bool = False) -> Reformulation:
+        """How a solve is to go about this equation; for one that is cut off from the graph.
 
-    def gradient_map(self) -> tuple[Callable[[State], State], float]:
-        """A map that is a (proximal) gradient step of length `t ≤ 1`, and the factor `1/t`.
+        This one function decides whether a faster way than iterating `T` itself is taken.
 
-        Accelerated gradient methods iterate this map; the factor turns its residual into an upper
-        bound of the residual of `T`.
+        Args:
+            gradient: whether the iteration has to be a (proximal) gradient step of length at most 1, for
+                accelerated gradient methods.
 
         Raises:
-            ConfigError: where the map is not known to be such a step.
+            ConfigError: where such a step is asked for and not known.
         """
-        raise ConfigError(f"{type(self).__name__} is no gradient step; use Anderson instead of Nesterov.")
+        if gradient and self.structure != "proximal":
+            raise ConfigError(
+                f"{type(self).__name__} is no gradient step; use Anderson instead of Nesterov."
+            )
+        return Reformulation(self, self.initial(), self.first_iterate())
 
-    def detach(self) -> Self:
-        """The same equation cut off from the autograd graph."""
-        return self.with_tensors(tuple(t.detach() for t in self.tensors))
+    @property
+    def objective(self) -> Callable[[State], Tensor] | None:
+        """The hidden objective, `(batch,)` at a state and stationary at equilibria; None where there is none."""
+        return None
+
+    @abstractmethod
+    def contraction(self, state: State | None = None) -> Certificate:
+        """`(batch,)` bound on the Lipschitz constant of `T`: global, or on `‖J‖` at a state."""
+
+    def distance_bound(self, state: State) -> Certificate:
+        """`(batch,)` bound on the distance of the readout to that of the equilibrium; infinite without one.
+
+        Where `T` contracts with constant `L < 1`, `‖z - z*‖ ≤ ‖T(z) - z‖ / (1 - L)` (Banach).
+
+        Raises:
+            ConfigError: for a readout other than the state, which needs a bound of its own.
+        """
+        if self.readout(state) is not state:
+            raise ConfigError(
+                f"{type(self).__name__} reads out something else than its state: give it a `distance_bound`."
+            )
+        bound = self.contraction()
+        factor = torch.where(bound.value < 1, 1 / (1 - bound.value), torch.inf)
+        return Certificate(scaled_distance(factor, self(state), state), bound.kind, bound.assumptions)
+
+    def curvature(self, state: State | None = None) -> Certificate:
+        """`(batch,)` largest eigenvalue of `I - ∇²(objective)`: a bound over all states, an estimate at one.
+
+        At most 1 everywhere makes the objective convex, so that every equilibrium minimises it; below 1 at an
+        equilibrium makes that a local minimiser. Maps scale the variables of their objective as suits them.
+
+        Raises:
+            ConfigError: where no objective is known that equilibria would be stationary for.
+        """
+        if self.structure == "none":
+            raise ConfigError(
+                f"The equilibria of {type(self).__name__} are fixed points, of which no objective is known that"
+                " they would be stationary for; see opteq.theory.deep for deep models."
+            )
+        return self.contraction() if state is None else largest_eigenvalue(self.linearize(state).jvp, state)
+
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        """Lipschitz constants of `T` in what its injections read, and in `z`.
+
+        Args:
+            pushes: Lipschitz constants of the injections, in the order in which a map lists them.
+
+        Raises:
+            ConfigError: where none are known.
+        """
+        raise ConfigError(f"No Lipschitz bound is known for {type(self).__name__}.")
+
+    def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
+        """A Lipschitz constant of `x ↦ z*(x)`: `a / (1 - q)` with the `rates` `a` and `q < 1`."""
+        push, pull = self.rates(pushes)
+        return push / room(pull)
 
 
 class AutogradLinearization(Linearization):
@@ -201,7 +246,11 @@ class AutogradLinearization(Linearization):
             self._inputs = tuple(t.detach().requires_grad_() for t in tensors_of(state))
             self._leaves = tuple(t.detach().requires_grad_() for t in equation.tensors)
             output = equation.with_tensors(self._leaves)(like(state, self._inputs))
-            self._outputs = tensors_of(output)
+            self._image, self._outputs = output, tensors_of(output)
+
+    @property
+    def image(self) -> State:
+        return map_state(Tensor.detach, self._image)
 
     def jvp(self, tangent: State) -> State:
         # J v is the derivative of the linear function u ↦ Jᵀu, so reverse mode suffices.
@@ -263,23 +312,40 @@ def eliminated(first: Callable[[State], State], second: Callable[[State], State]
     return SymmetricForm(matvec=first, enter=lambda g: g, leave=lambda v, g: v, metric=second)
 
 
-class _HasTensors(Protocol):
-    @property
-    def tensors(self) -> tuple[Tensor, ...]: ...
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self: ...
+def scaled_distance(factor: Tensor, left: State, right: State) -> Tensor:
+    """`(batch,)` `κ‖a - b‖`, infinite where `κ` is: an exact fixed point need not be the only one."""
+    return torch.where(torch.isinf(factor), torch.inf, factor * distance(left, right))
 
 
-_Part = TypeVar("_Part", bound=_HasTensors)
+def largest_eigenvalue(product: Callable[[State], State], state: State) -> Certificate:
+    """An estimate of the largest eigenvalue of a symmetric operator, per sample, by Lanczos' method.
+
+    Args:
+        product: `v ↦ A v` on states.
+        state: for shape and layout.
+    """
+    sizes = [t.shape for t in tensors_of(state)]
+
+    def flat(s: State) -> Tensor:
+        return torch.cat([t.flatten(1) for t in tensors_of(s)], 1)
+
+    def on_rows(rows: Tensor) -> Tensor:
+        parts = rows.split([size[1:].numel() for size in sizes], 1)
+        return flat(product(like(state, tuple(p.view(s) for p, s in zip(parts, sizes, strict=True)))))
+
+    value = extreme_ritz_values(on_rows, flat(state), _LANCZOS_STEPS)[1]
+    return Certificate(value, "estimate", (f"{_LANCZOS_STEPS} steps of Lanczos' method settle.",))
 
 
-def with_tensors_of(
-    parts: tuple[_Part, ...], tensors: tuple[Tensor, ...]
-) -> tuple[tuple[_Part, ...], tuple[Tensor, ...]]:
-    """`parts`, such as equations, with values for the `tensors` of each in turn, and the values left over."""
-    replaced = []
-    for part in parts:
-        count = len(part.tensors)
-        replaced.append(part.with_tensors(tensors[:count]))
-        tensors = tensors[count:]
-    return tuple(replaced), tensors
+def room(pull: float) -> float:
+    """`1 - q`.
+
+    Raises:
+        ConfigError: if that is not positive.
+    """
+    if pull >= 1:
+        raise ConfigError(
+            f"No Lipschitz bound holds for weights this large: the bound {pull:.3f} on how the map changes"
+            " with its state is not below 1; keep ‖W‖ smaller with `max_norm`."
+        )
+    return 1 - pull

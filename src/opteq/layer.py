@@ -17,9 +17,9 @@ from opteq.errors import ConfigError, ConvergenceError, NonFiniteError, ShapeErr
 from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, attach
 from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
+from opteq.operators.base import settle_norms
 from opteq.options import check_flag
 from opteq.results import Solution, SolveInfo, State, Trace
-from opteq.rounding import tolerating
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
 from opteq.solvers.rows import row_norms
@@ -107,12 +107,14 @@ class EquilibriumLayer(nn.Module):
         record = trace_iteration(equation, steps) if trace else None
         return Solution(equation.readout(state), info, state, record)
 
-    def bind(self, x: State) -> Equation:
-        """The equation that is solved for `x`, for inspection, certificates and energies."""
+    def bind(self, x: State, error: float = 0.0) -> Equation:
+        """The equation that is solved for `x`; with no `error` allowed for certificates and objectives."""
         _check_input(x, next((p.dtype for p in self.map.parameters()), None))
-        return self.map.bind(x)
+        return self.map.bind(x, error)
 
     def _equilibrium(self, x: State) -> tuple[Equation, State, SolveInfo]:
+        if self.training and torch.is_grad_enabled():
+            settle_norms(self.map)
         if isinstance(self.gradient, DirectMethod):
             equation = self.bind(x)
             state, info = self.gradient.run(equation)
@@ -121,9 +123,8 @@ class EquilibriumLayer(nn.Module):
             # Both may have been assigned since the layer was made.
             gradient = _expect(self.gradient, AdjointMethod, "gradient", _GRADIENT)
             solver = _expect(self.solver, Solver, "solver", _SOLVER)
-            # What is constant in a solve need be no more exact than the solve.
-            with tolerating(solver.tol):
-                equation = self.bind(x)
+            # Products need be no more exact than what is solved with them, forwards and backwards.
+            equation = self.bind(x, min(solver.tol, gradient.error))
             detached = equation.detach()
             _check_autocast(solver, detached.tensors[0].device)
             found = _found(solver, detached)
@@ -166,8 +167,8 @@ def trace_iteration(equation: Equation, steps: int) -> Trace:
         size = row_norms(flat)
         change = row_norms(flat - space.flatten(z))
         residuals.append(change / size.clamp(min=torch.finfo(size.dtype).tiny))
-        if equation.has_energy:
-            energies.append(equation.energy(z))
+        if equation.objective is not None:
+            energies.append(equation.objective(z))
         z = following
     return Trace(torch.stack(residuals, 1), torch.stack(energies, 1) if energies else None)
 
@@ -237,21 +238,16 @@ def solve_log(module: nn.Module, log: SolveLog | None = None) -> Iterator[SolveL
 
 def _found(solver: Solver, equation: Equation) -> FixedPoint:
     """The fixed point of an equation that is cut off from the graph."""
-    joint = equation.batch_coupled
-    with torch.no_grad(), tolerating(solver.tol):
-        # Gradient steps are steps of the state, which have no use for another variable.
-        form = None if solver.needs_gradient_map else equation.prepared().substitution()
-        first = equation.first_iterate() if form is None else form.first
-    if form is not None:
-        found = find_fixed_point(form.function, form.initial, solver, joint=joint, first=first)
-        # One more application of the map than the value of `u`, as the image of a value is.
-        with torch.no_grad(), tolerating(solver.tol):
-            z = form.recover(found.image)
-        return FixedPoint(z, z, found.info)
-    if solver.needs_gradient_map:
-        function, scale = equation.gradient_map()
-        return find_fixed_point(function, first, solver, scale, joint)
-    return find_fixed_point(equation, equation.initial(), solver, joint=joint, first=first)
+    with torch.no_grad():
+        form = equation.reformulate(solver.needs_gradient_map)
+    found = find_fixed_point(
+        form.function, form.initial, solver, form.scale, equation.batch_coupled, form.first
+    )
+    if form.recover is None:
+        return found
+    with torch.no_grad():
+        z = form.recover(found.image)
+    return FixedPoint(z, z, found.info)
 
 
 def _expect(value: object, kind: type[Kind], name: str, expected: str) -> Kind:

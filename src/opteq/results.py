@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -128,6 +129,11 @@ def combined(parts: Sequence[Certificate], value: Tensor) -> Certificate:
     return Certificate(value, kind, tuple(dict.fromkeys(text for part in parts for text in part.assumptions)))
 
 
+def largest(parts: Sequence[Certificate]) -> Certificate:
+    """The largest of several bounds, sample by sample."""
+    return combined(parts, torch.stack([part.value for part in parts]).amax(0))
+
+
 def tensors_of(state: State) -> tuple[Tensor, ...]:
     """The tensors of a state as a tuple, one per branch."""
     return (state,) if isinstance(state, Tensor) else state
@@ -155,7 +161,33 @@ def sample_sums(x: Tensor) -> Tensor:
     return x.sum(tuple(range(1, x.dim())))
 
 
+def norm(state: State) -> Tensor:
+    """`(batch,)` Euclidean norm of a state, over all branches."""
+    return torch.stack([sample_sums(t.square()) for t in tensors_of(state)]).sum(0).sqrt()
+
+
 def distance(left: State, right: State) -> Tensor:
     """`(batch,)` Euclidean distance of two states, over all branches."""
-    parts = tensors_of(map_state(lambda a, b: sample_sums((a - b).square()), left, right))
-    return torch.stack(parts).sum(0).sqrt()
+    return norm(map_state(torch.sub, left, right))
+
+
+class _HasTensors(Protocol):
+    @property
+    def tensors(self) -> tuple[Tensor, ...]: ...
+
+    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self: ...
+
+
+_Part = TypeVar("_Part", bound=_HasTensors)
+
+
+def with_tensors_of(
+    parts: tuple[_Part, ...], tensors: tuple[Tensor, ...]
+) -> tuple[tuple[_Part, ...], tuple[Tensor, ...]]:
+    """`parts`, such as equations, with values for the `tensors` of each in turn, and the values left over."""
+    replaced = []
+    for part in parts:
+        count = len(part.tensors)
+        replaced.append(part.with_tensors(tensors[:count]))
+        tensors = tensors[count:]
+    return tuple(replaced), tensors

@@ -29,7 +29,7 @@ class FlatEquation(Equation):
 
     @property
     def has_energy(self) -> bool:
-        return self.inner.has_energy
+        return (self.inner.objective is not None)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -48,7 +48,7 @@ class FlatEquation(Equation):
         return self.space.flatten(self.inner(self.space.restore(state)))
 
     def energy(self, state) -> Tensor:
-        return self.inner.energy(self.space.restore(state))
+        return self.inner.objective(self.space.restore(state))
 
     def contraction(self, state=None) -> Certificate:
         return self.inner.contraction(None if state is None else self.space.restore(state))

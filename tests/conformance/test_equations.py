@@ -167,27 +167,27 @@ def test_the_first_iterate_is_the_map_at_the_initial_state(case: MapCase):
 def test_energy_is_one_number_per_sample(case: MapCase):
     module, x = case.map().eval(), case.inputs()
     equation = module.bind(x).detach()
-    if not equation.has_energy:
+    if equation.objective is None:
         pytest.skip("has no scalar objective")
     z = state(equation)
-    energy = equation.energy(z)
+    energy = equation.objective(z)
     assert energy.shape == (len(x),)
     for i in range(len(x)):
         alone = module.bind(x[i : i + 1]).detach()
-        torch.testing.assert_close(alone.energy(z[i : i + 1]), energy[i : i + 1], rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(alone.objective(z[i : i + 1]), energy[i : i + 1], rtol=1e-12, atol=1e-12)
 
 
 @every_map
 def test_equilibria_have_the_least_energy(case: MapCase):
     equation = case.equation().detach()
-    if not equation.has_energy:
+    if equation.objective is None:
         pytest.skip("has no scalar objective")
     layer = EquilibriumLayer(case.map(), Picard(tol=1e-13, max_steps=2000))
     star = layer(case.inputs(seed=100)).detach()
-    least = equation.energy(star)
+    least = equation.objective(star)
     for seed in range(20):
         other = star + 10.0 ** (-seed % 4) * state(equation, seed)
-        assert (equation.energy(other) > least).all()
+        assert (equation.objective(other) > least).all()
 
 
 @every_map

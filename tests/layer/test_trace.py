@@ -44,7 +44,7 @@ def test_the_trace_follows_the_plain_iteration(make):
         image = equation(z)
         expected = (flat(image) - flat(z)).norm(dim=1) / flat(image).norm(dim=1)
         torch.testing.assert_close(trace.residual[:, step], expected)
-        torch.testing.assert_close(trace.energy[:, step], equation.energy(z))
+        torch.testing.assert_close(trace.energy[:, step], equation.objective(z))
         z = image
     assert (trace.residual[:, -1] < 1e-2 * trace.residual[:, 0]).all()
 

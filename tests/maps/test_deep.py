@@ -218,8 +218,8 @@ def test_wide_values_energy_and_jacobian():
     expected = sum(formula(u, x, z) for u in units) / 3
     torch.testing.assert_close(equation(z), expected, rtol=1e-12, atol=1e-13)
     z.requires_grad_()
-    energy = equation.energy(z)
-    each = sum(u.bind(x).energy(z) for u in units)
+    energy = equation.objective(z)
+    each = sum(u.bind(x).objective(z) for u in units)
     torch.testing.assert_close(3 * energy, each, rtol=1e-12, atol=1e-12)
     slope = torch.autograd.grad(energy.sum(), z)[0]
     torch.testing.assert_close(slope, z.detach() - expected, rtol=1e-10, atol=1e-11)
@@ -260,14 +260,14 @@ def test_the_wide_limit_minimises_the_sum_of_energies():
 
     def closure():
         optimizer.zero_grad()
-        loss = sum(u.bind(x).energy(z).sum() for u in units)
+        loss = sum(u.bind(x).objective(z).sum() for u in units)
         loss.backward()
         return loss
 
     optimizer.step(closure)
     star = equilibrium(WideOptEq(units), x)
     torch.testing.assert_close(z.detach(), star, rtol=1e-5, atol=1e-5)
-    assert (wide.energy(star) <= wide.energy(z.detach()) + 1e-12).all()
+    assert (wide.objective(star) <= wide.objective(z.detach()) + 1e-12).all()
 
 
 def test_contraction_of_a_chain_bounds_its_jacobian():

@@ -143,7 +143,7 @@ def test_equilibria_are_stationary(kernel: str, activation: str):
     equation, star = solved(model(kernel, activation), inputs())
     y = [v.requires_grad_() for v in star]
     value = objective(equation, kernel, y)
-    torch.testing.assert_close(equation.energy(star), value.detach(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(equation.objective(star), value.detach(), rtol=1e-10, atol=1e-10)
     for slope in torch.autograd.grad(value.sum(), y):
         assert slope.abs().max() < 1e-9
     other = [(0.9 * v.detach()).requires_grad_() for v in star]
@@ -173,7 +173,7 @@ def test_the_energy_is_the_objective_at_the_feasible_point(kernel: str, sweep: s
     y = map_state(lambda t: random(*t.shape, seed=t.shape[1]), equation.initial())
     expected = objective(equation, kernel, equation(y))
     module.sweep = sweep
-    torch.testing.assert_close(module.bind(inputs()).energy(y), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(module.bind(inputs()).objective(y), expected, rtol=1e-10, atol=1e-10)
 
 
 @steep_kernel

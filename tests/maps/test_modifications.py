@@ -98,7 +98,7 @@ def test_equilibria_have_the_least_energy(make):
     star = equilibrium(make(), inputs())
     for seed in range(20):
         other = star + 10.0 ** -(seed % 4) * random(4, STATE, seed=seed)
-        assert (equation.energy(other) >= equation.energy(star)).all()
+        assert (equation.objective(other) >= equation.objective(star)).all()
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.6, 1.0])
@@ -150,7 +150,7 @@ def test_an_affine_change_is_a_prox_in_its_own_metric_only():
     z = random(4, STATE)
     J, metric = jacobian(equation, z), matrix().mT @ matrix()
     assert equation.linearize(z).structure == "symmetrizable"
-    assert not equation.proximal
+    assert not equation.structure == "proximal"
     assert (J - J.mT).abs().max() > 1e-2
     torch.testing.assert_close(metric @ J, (metric @ J).mT, rtol=0, atol=1e-10)
     assert torch.linalg.eigvalsh(metric @ J).min() > -1e-10
@@ -163,7 +163,7 @@ def test_a_rotation_keeps_the_map_proximal():
     equation = change.bind(inputs()).detach()
     assert equation.linearize(random(4, STATE)).structure == "psd"
     z = random(4, STATE).requires_grad_()
-    slope = torch.autograd.grad(equation.energy(z).sum(), z)[0]
+    slope = torch.autograd.grad(equation.objective(z).sum(), z)[0]
     torch.testing.assert_close(slope, (z - equation(z)).detach(), rtol=1e-10, atol=1e-11)
     nesterov = EquilibriumLayer(change, Nesterov(tol=1e-12, max_steps=2000), on_unconverged="raise")
     torch.testing.assert_close(nesterov(inputs()), equilibrium(change, inputs()), rtol=1e-8, atol=1e-9)

@@ -100,7 +100,7 @@ def test_equilibria_are_stationary(sizes, mids, activation):
     equation, z = solved(model(sizes, mids, activation), inputs(sizes))
     y = [v.requires_grad_() for v in hidden(equation, z)]
     value = objective(equation, y)
-    torch.testing.assert_close(equation.energy(z), value.detach(), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(equation.objective(z), value.detach(), rtol=1e-10, atol=1e-10)
     for slope in torch.autograd.grad(value.sum(), y):
         assert slope.abs().max() < 1e-9
     # ... which other points are not.
@@ -128,7 +128,7 @@ def test_the_energy_is_the_objective_at_the_feasible_point(sizes, mids):
     equation, _ = solved(model(sizes, mids, "softplus"), inputs(sizes))
     z = map_state(lambda t: random(*t.shape, seed=t.shape[2]), equation.initial())
     expected = objective(equation, hidden(equation, tensors_of(z)))
-    torch.testing.assert_close(equation.energy(z), expected, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(equation.objective(z), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("seed", range(3))

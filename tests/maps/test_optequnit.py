@@ -87,7 +87,7 @@ def test_the_map_is_a_gradient(activation: Activation, mu: float):
     z = random(5, 4).requires_grad_()
     psi = activation.potential(z @ matrix(equation).mT + equation.injection).sum() / mu
     torch.testing.assert_close(torch.autograd.grad(psi, z)[0], equation(z).detach(), rtol=1e-11, atol=1e-12)
-    gradient = torch.autograd.grad(equation.energy(z).sum(), z)[0]
+    gradient = torch.autograd.grad(equation.objective(z).sum(), z)[0]
     torch.testing.assert_close(gradient, (z - equation(z)).detach(), rtol=1e-11, atol=1e-12)
 
 
@@ -115,12 +115,12 @@ def test_both_objectives_agree_at_the_equilibrium(activation: Activation, mu: fl
     module = unit(activation, mu, hidden=4)
     equation = equation_of(module)
     star = EquilibriumLayer(module, EXACT)(2 * random(5, 3)).detach()
-    assert torch.isfinite(equation.energy(star)).all()
+    assert torch.isfinite(equation.objective(star)).all()
     # Feasible for indicators only up to rounding, so a step of the hidden state makes it so exactly.
     hidden = activation(equation.preactivation(star))
-    torch.testing.assert_close(equation.hidden_energy(hidden), equation.energy(star), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(equation.hidden_objective(hidden), equation.objective(star), rtol=1e-9, atol=1e-10)
     if not activation.indicator:
-        torch.testing.assert_close(phi(equation, star), equation.energy(star), rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(phi(equation, star), equation.objective(star), rtol=1e-9, atol=1e-10)
 
 
 def solve(objective: cp.Expression, constraints: list[cp.Constraint]) -> None:
@@ -175,7 +175,7 @@ def test_a_singular_weight_has_its_energy_all_the_same():
         module.W.weights[0].copy_(0.3 * torch.outer(random(3), random(4, seed=1)))
     equation = equation_of(module)
     star = EquilibriumLayer(module, EXACT)(2 * random(5, 3)).detach().requires_grad_()
-    assert torch.autograd.grad(equation.energy(star).sum(), star)[0].norm() < 1e-11
+    assert torch.autograd.grad(equation.objective(star).sum(), star)[0].norm() < 1e-11
     for i, c in enumerate(equation.injection.numpy()):
         z, y = cp.Variable(4), cp.Variable(3)
         # -σ̃ is concave, so the minimum is looked for in the hidden form: G(y), with z = Wᵀy.
@@ -202,16 +202,16 @@ def test_the_reformulated_unit(activation: Activation, mu: float):
     torch.testing.assert_close(y @ W / mu, star, rtol=1e-9, atol=1e-10)
 
     # Least at y* among feasible points (values of σ), and equal to the energy of z*.
-    energy = equation.hidden_energy(y)
+    energy = equation.hidden_objective(y)
     terms = activation.penalty(y) + 0.5 * y.square() - c * y
     by_hand = (terms.sum(1) - (y @ W).square().sum(1) / (2 * mu)) / mu
     torch.testing.assert_close(energy, by_hand, rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(energy, equation.energy(star), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(energy, equation.objective(star), rtol=1e-9, atol=1e-10)
     for seed in range(30):
         step = 10.0 ** (-(seed % 3)) * random(5, 6, seed=seed)
         other = activation(y @ (W @ W.mT) / mu + c + step)
         different = (other - y).norm(dim=1) > 1e-3
-        assert (equation.hidden_energy(other) > energy)[different].all()
+        assert (equation.hidden_objective(other) > energy)[different].all()
 
 
 @pytest.mark.parametrize("activation", ["softplus", "strongly_monotone", "tanh", "elu"])
@@ -222,7 +222,7 @@ def test_the_reformulated_unit_is_stationary(activation: str, mu: float):
     equation = equation_of(module)
     star = EquilibriumLayer(module, EXACT)(2 * random(5, 3)).detach()
     y = equation.activation(equation.preactivation(star)).requires_grad_()
-    gradient = torch.autograd.grad(equation.hidden_energy(y).sum(), y)[0]
+    gradient = torch.autograd.grad(equation.hidden_objective(y).sum(), y)[0]
     assert gradient.abs().max() < 1e-9
 
 

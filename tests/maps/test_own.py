@@ -66,7 +66,7 @@ def test_the_gaussian_similarity_brought_along_is_the_gaussian_map(make, shape):
         y = layer(inputs)
         cotangent = random(*y.shape, seed=1)
         gradients = torch.autograd.grad((cotangent * y).sum(), [inputs, *module.parameters()])
-        energy = layer.bind(x).energy(y)
+        energy = layer.bind(x).objective(y)
         results.append([y, energy, gradients[0], *sorted(gradients[1:], key=lambda g: g.shape)])
     for a, b in zip(*results, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-10)

@@ -60,8 +60,8 @@ def test_energies_add_up_and_the_worst_bound_counts():
     equation = Parallel(modules).bind(x).detach()
     parts = [module.bind(x).detach() for module in modules]
     z = tuple(random(*t.shape, seed=i) for i, t in enumerate(equation.initial()))
-    energies = [part.energy(t) for part, t in zip(parts, z, strict=True)]
-    torch.testing.assert_close(equation.energy(z), energies[0] + energies[1] + energies[2])
+    energies = [part.objective(t) for part, t in zip(parts, z, strict=True)]
+    torch.testing.assert_close(equation.objective(z), energies[0] + energies[1] + energies[2])
     for state, places in ((None, [None] * 3), (z, z)):
         bounds = [part.contraction(t).value for part, t in zip(parts, places, strict=True)]
         torch.testing.assert_close(equation.contraction(state).value, torch.stack(bounds).amax(0))
@@ -92,11 +92,11 @@ def norms(state):
 def test_units_are_proximal_together():
     x = inputs()
     units = Parallel(branch_units(SIZES, 3, MIDS)).bind(x)
-    assert units.proximal
+    assert units.structure == "proximal"
     assert units.conservative
     assert units.linearize(units.initial()).structure == "psd"
     mixed = Parallel(maps()).bind(x).detach()
-    assert not mixed.proximal
+    assert not mixed.structure == "proximal"
     assert mixed.linearize(mixed.initial()).structure == "symmetrizable"
 
 

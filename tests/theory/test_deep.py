@@ -14,7 +14,7 @@ from opteq.maps.multiblock import MultiBlockEquation
 from opteq.maps.optequnit import OptEqEquation
 from opteq.maps.skip import SkipEquation
 from opteq.theory.closed_form import closed_form_objective
-from opteq.theory.deep import corollary1_objective, theorem2_residual
+from opteq.theory.theorem2 import corollary1_objective, theorem2_residual
 from opteq.theory.envelope import Envelope
 from tests.conformance.reference import random
 from tests.maps.problems import EXACT, STATE, dense_unit, equilibrium, inputs, mixed_units
@@ -111,19 +111,19 @@ def test_two_units_minimise_the_objective_of_corollary_1(alpha):
         other = tuple(b + size * random(4, STATE, seed=seed + i) for i, b in enumerate(star))
         assert (corollary1_objective(equation, other) > least).all()
     # The energies of the deep and of the multi-block form are that objective at a feasible point.
-    torch.testing.assert_close(equation.energy(star[-1]), least, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(equation.objective(star[-1]), least, rtol=1e-9, atol=1e-10)
     blocks = MultiBlockEquation(equation.units)
-    torch.testing.assert_close(blocks.energy(star), least, rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(blocks.objective(star), least, rtol=1e-9, atol=1e-10)
     other = random(4, STATE)
     feasible = blocks((random(4, STATE, seed=1), other))
     expected = corollary1_objective(equation, feasible)
     torch.testing.assert_close(
-        blocks.energy((random(4, STATE, seed=1), other)), expected, rtol=1e-8, atol=1e-9
+        blocks.objective((random(4, STATE, seed=1), other)), expected, rtol=1e-8, atol=1e-9
     )
     p = equation(other)
     first = equation.units[0](p)
     expected = corollary1_objective(equation, (first, p))
-    torch.testing.assert_close(equation.energy(other), expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(equation.objective(other), expected, rtol=1e-8, atol=1e-9)
 
 
 @pytest.mark.spec("R2.4")
@@ -155,13 +155,13 @@ def test_two_relu_units_solve_one_quadratic_program():
 def test_three_units_have_no_objective_and_say_so():
     deep, x = DeepOptEq(mixed_units(3), 0.8), inputs()
     equation = deep.bind(x)
-    assert not equation.has_energy
+    assert equation.objective is None
     with pytest.raises(
         NotImplementedError, match=r"chain of 3 .* no scalar objective; see .*theorem2_residual"
     ):
-        equation.energy(random(4, STATE))
+        equation.objective(random(4, STATE))
     with pytest.raises(NotImplementedError, match="3 blocks have no scalar objective"):
-        MultiBlockEquation(equation.units).energy(tuple(random(4, STATE) for _ in range(3)))
+        MultiBlockEquation(equation.units).objective(tuple(random(4, STATE) for _ in range(3)))
     with pytest.raises(ConfigError, match="Corollary 1 is about two units, got 3"):
         corollary1_objective(equation, random(4, STATE))
     solution = EquilibriumLayer(deep, EXACT).solve(x, trace=True)
@@ -200,7 +200,7 @@ def test_the_map_is_the_prox_of_the_closed_form(activation, mu):
         assert (objective(other) >= least - 1e-7).all()
     star = equilibrium(unit, inputs())
     value = closed_form_objective(equation, star + (inward if activation == "relu" else 0))
-    torch.testing.assert_close(value, equation.energy(star), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(value, equation.objective(star), rtol=1e-6, atol=1e-7)
 
 
 def test_what_the_functions_are_not_about_is_refused():

@@ -72,7 +72,7 @@ def test_no_direction_raises_the_objective_more(coupled: bool):
 
     def rise(delta):
         with torch.no_grad():
-            values = [module.bind(x - d).energy(layer(x - d)) for d in (delta, 0 * delta)]
+            values = [module.bind(x - d).objective(layer(x - d)) for d in (delta, 0 * delta)]
         return values[0] - values[1]
 
     best = rise(reconstructed(layer, x, size))
@@ -94,7 +94,7 @@ def test_proposition_2_holds_for_a_thousand_instances():
         moved = x - reconstructed(layer, x, size)
         with torch.no_grad():
             star, other = layer(x), layer(moved)
-            rise = layer.map.bind(moved).energy(other) - layer.map.bind(x).energy(star)
+            rise = layer.map.bind(moved).objective(other) - layer.map.bind(x).objective(star)
         shift = x[0].numel() ** 0.5 * size * (other - star).flatten(1).norm(dim=1)
         assert (torch.maximum(rise, shift) >= bound - 1e-9).all()
         # The formula, with the adjoint of the operator itself.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
@@ -33,6 +34,11 @@ class GradientMethod:
 
 class AdjointMethod(GradientMethod, ABC):
     """A gradient computed at the equilibrium alone, whatever way it was found."""
+
+    @property
+    def error(self) -> float:
+        """The relative rounding error that it allows to products; whatever a solve allows unless it says less."""
+        return math.inf
 
     @abstractmethod
     def pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:

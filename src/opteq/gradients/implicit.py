@@ -12,7 +12,6 @@ from opteq.errors import ConfigError
 from opteq.gradients.base import AdjointMethod, Report
 from opteq.options import require, require_bounded_solve, strict_options
 from opteq.results import SolveInfo, State, map_state, tensors_of
-from opteq.rounding import tolerating
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
 from opteq.solvers.linear import conjugate_gradients, gmres
@@ -48,14 +47,13 @@ class Implicit(AdjointMethod):
         require_bounded_solve(self)
         require(self.method in _METHODS, self, "method", f"one of {', '.join(_METHODS)}")
 
-    def pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:
-        with tolerating(self.tol):
-            return self._pullback(equation, state, cotangent, report)
+    @property
+    def error(self) -> float:
+        return self.tol
 
-    def _pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:
-        symmetric = self.method in ("auto", "cg")
-        linearization = (equation.prepared() if symmetric else equation).linearize(state)
-        form = linearization.symmetric if symmetric else None
+    def pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:
+        linearization = equation.linearize(state)
+        form = linearization.symmetric if self.method in ("auto", "cg") else None
         if self.method == "cg" and form is None:
             raise ConfigError(
                 "This map has no symmetric form, which method='cg' needs; use 'auto' or 'gmres'."

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
+from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError, ShapeError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.results import Certificate, State
@@ -64,8 +64,12 @@ class AffineChange(EquilibriumMap):
         gram = matrix.mT @ matrix
         self.orthogonal = torch.allclose(gram, torch.eye(len(matrix)).to(gram), atol=1e-6)
 
-    def bind(self, x: State) -> AffineEquation:
-        inner, start = bind_single(self.map, x)
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        return self.map.injections
+
+    def bind(self, x: State, error: float = 0.0) -> AffineEquation:
+        inner, start = bind_single(self.map, x, error)
         if start.shape[1] != len(self.matrix):
             m = start.shape[1]
             raise ShapeError(f"Expected `matrix` of shape ({m}, {m}), got {tuple(self.matrix.shape)}.")
@@ -88,16 +92,8 @@ class AffineEquation(Equation):
     orthogonal: bool
 
     @property
-    def has_energy(self) -> bool:
-        return self.inner.has_energy
-
-    @property
-    def conservative(self) -> bool:
-        return self.orthogonal and self.inner.conservative
-
-    @property
-    def proximal(self) -> bool:
-        return self.orthogonal and self.inner.proximal
+    def structure(self) -> str:
+        return self.inner.structure if self.orthogonal else "none"
 
     @property
     def batch_coupled(self) -> bool:
@@ -119,24 +115,55 @@ class AffineEquation(Equation):
         return z + self._shift_of(z)
 
     def __call__(self, state: State) -> Tensor:
-        image = self.inner(self.changed(state))
-        assert isinstance(image, Tensor)
-        return apply_matrix(self.inverse, image - self._shift_of(image))
+        return self.back(self.inner(self.changed(state)))
 
-    def energy(self, state: State) -> Tensor:
-        """The energy of `T` at `A z`; its gradient is `MᵀM (z - T(z))` where that of `T` is `z - T(z)`."""
-        return self.inner.energy(self.changed(state))
+    def back(self, state: State) -> Tensor:
+        """`A⁻¹ z`."""
+        assert isinstance(state, Tensor)
+        return apply_matrix(self.inverse, state - self._shift_of(state))
+
+    def reformulate(self, gradient: bool = False) -> Reformulation:
+        """That of `T`, carried back at the end: `A⁻¹` is applied once, and not in every evaluation.
+
+        Relative residuals of `z` are at most the condition number times those of `M z`. A shift leaves them open.
+        """
+        if self.shift.any() or (gradient and not self.orthogonal):
+            return super().reformulate(gradient)
+        return self.inner.reformulate(gradient).then(self.back, torch.linalg.cond(self.matrix).item())
+
+    @property
+    def objective(self) -> Callable[[State], Tensor] | None:
+        """That of `T` at `A z`; its gradient is `MᵀM (z - T(z))` where that of `T` is `z - T(z)`."""
+        inner = self.inner.objective
+        return None if inner is None else lambda state: inner(self.changed(state))
 
     def contraction(self, state: State | None = None) -> Certificate:
         """`‖J‖ ‖M‖ ‖M⁻¹‖`."""
         inner = self.inner.contraction(None if state is None else self.changed(state))
         return replace(inner, value=inner.value * torch.linalg.cond(self.matrix))
 
+    def curvature(self, state: State | None = None) -> Certificate:
+        return self.inner.curvature(None if state is None else self.changed(state))
+
+    def distance_bound(self, state: State) -> Certificate:
+        """`‖M⁻¹‖` times that of `A z`, whether the map contracts itself or not."""
+        inner = self.inner.distance_bound(self.changed(state))
+        return replace(inner, value=inner.value * self._stretch)
+
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        push, pull = self.inner.rates(pushes)
+        return self._stretch * push, torch.linalg.cond(self.matrix).item() * pull
+
+    def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
+        return self._stretch * self.inner.equilibrium_lipschitz(pushes)
+
+    @property
+    def _stretch(self) -> float:
+        """`‖M⁻¹‖₂`."""
+        return torch.linalg.matrix_norm(self.inverse, 2).item()
+
     def linearize(self, state: State) -> Linearization:
         return _AffineLinearization(self, self.inner.linearize(self.changed(state)))
-
-    def gradient_map(self) -> tuple[Callable[[State], State], float]:
-        return (self, 1.0) if self.proximal else super().gradient_map()
 
     def _shift_of(self, z: Tensor) -> Tensor:
         return self.shift.to(z.dtype).view(-1, *[1] * (z.dim() - 2))
@@ -146,19 +173,28 @@ class _AffineLinearization(Linearization):
     """`M⁻¹JM`. With `w = M⁻ᵀu` its adjoint equation is `w = M⁻ᵀg + Jᵀw`."""
 
     def __init__(self, equation: AffineEquation, inner: Linearization) -> None:
-        self._inner, self._matrix, self._inverse = inner, equation.matrix, equation.inverse
-        if inner.structure != "none":
-            self.structure = "psd" if equation.proximal else "symmetrizable"
+        self._equation, self._inner = equation, inner
+        self._matrix, self._inverse = equation.matrix, equation.inverse
+
+    @property
+    def image(self) -> Tensor:
+        return self._equation.back(self._inner.image)
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        form, matrix, inverse = self._inner.symmetric, self._matrix, self._inverse
+        form = self._inner.symmetric
         if form is None:
             return None
+        pullback = form.pullback
+
+        def entered(g: State) -> Tensor:
+            return apply_matrix(self._inverse.mT, g)
+
         return SymmetricForm(
             form.matvec,
-            enter=lambda g: form.enter(apply_matrix(inverse.mT, g)),
-            leave=lambda v, g: apply_matrix(matrix.mT, form.leave(v, apply_matrix(inverse.mT, g))),
+            enter=lambda g: form.enter(entered(g)),
+            leave=lambda v, g: apply_matrix(self._matrix.mT, form.leave(v, entered(g))),
+            pullback=None if pullback is None else lambda v, g: pullback(v, entered(g)),
             metric=form.metric,
         )
 

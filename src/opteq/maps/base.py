@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation
 from opteq.errors import ConfigError, ShapeError
 from opteq.operators.base import LinearOperator
+from opteq.operators.bound import BoundOperator
 from opteq.options import check_flag, is_number
 from opteq.results import State
 
@@ -20,12 +21,28 @@ class EquilibriumMap(nn.Module, ABC):
     """The parameters of `T(z; x)`. It knows no input: `bind` gives the equation for one."""
 
     @abstractmethod
-    def bind(self, x: State) -> Equation:
+    def bind(self, x: State, error: float = 0.0) -> Equation:
         """The equation `z = T(z; x)` for a batch of inputs, attached to the autograd graph.
+
+        Args:
+            x: the inputs.
+            error: the relative rounding error that is allowed to products, which operators are bound with: the
+                tolerance of a solve, 0 for certificates.
 
         Raises:
             ShapeError: if `x` does not fit.
         """
+
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        """What reads `x`, in the order in which `rates` of the equation ask for their Lipschitz constants.
+
+        Whoever overrides `bind` says anew what reads its input.
+
+        Raises:
+            ConfigError: where `x` enters in other ways as well.
+        """
+        raise ConfigError(f"No Lipschitz bound is known for {type(self).__name__}.")
 
 
 def expect_map(map: object) -> None:
@@ -36,13 +53,13 @@ def expect_map(map: object) -> None:
         )
 
 
-def bind_single(map: EquilibriumMap, x: State) -> tuple[Equation, Tensor]:
+def bind_single(map: EquilibriumMap, x: State, error: float) -> tuple[Equation, Tensor]:
     """The equation of a map for `x`, and its initial state, for those who need a state of one tensor.
 
     Raises:
         ConfigError: if the state has several branches.
     """
-    equation = map.bind(x)
+    equation = map.bind(x, error)
     start = equation.initial()
     if not isinstance(start, Tensor):
         raise ConfigError(
@@ -77,26 +94,26 @@ class Injection(nn.Module):
         self.operator, self.channels = operator, channels
         self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
 
-    def forward(self, x: State) -> Tensor:
-        c = inject(self.operator, x)
+    def forward(self, x: State, error: float = 0.0) -> Tensor:
+        c = inject(self.operator, x, error)
         if c.dim() < 2 or c.shape[1] != self.channels:
             raise ShapeError(f"Expected `U` to give (batch, {self.channels}, ...), got {tuple(c.shape)}.")
         if self.bias is not None:
-            bias = self.bias.view(-1, *[1] * (c.dim() - 2))
-            # A linear operator needs its value for nothing, so the sum may take its place.
-            c = c.add_(bias) if isinstance(self.operator, LinearOperator) else c + bias
+            c = c + self.bias.view(-1, *[1] * (c.dim() - 2))
         return fast_layout(c)
 
 
-def inject(operator: nn.Module, x: State) -> Tensor:
+def inject(operator: nn.Module, x: State, error: float) -> Tensor:
     """`U x`, in the dtype that equations iterate in.
+
+    The rounding `error` that is allowed is for opteq's operators: modules of others compute as they do.
 
     Raises:
         ShapeError: if `x`, or what the operator makes of it, is not one tensor.
     """
     if not isinstance(x, Tensor):
         raise ShapeError(f"Expected `x` to be one tensor, got {type(x).__name__}.")
-    c = operator(x)
+    c = operator(x, error=error) if isinstance(operator, LinearOperator) else operator(x)
     if not isinstance(c, Tensor):
         raise ShapeError(f"Expected `U` to give one tensor, got {type(c).__name__}.")
     # Under autocast the operators run in low precision, the state does not.
@@ -145,8 +162,10 @@ def expect_list(values: object, one: str, several: str) -> Sequence[Any]:
     return values  # type: ignore[return-value]
 
 
-def state_shape(operator: LinearOperator, injection: Tensor) -> tuple[int, ...]:
-    """Shape, without the batch, of the state whose image under `operator` is like `injection`.
+def bind_to(
+    operator: LinearOperator, injection: Tensor, ceiling: float | None, error: float
+) -> BoundOperator:
+    """`W`, bound on states whose image is like `injection`.
 
     Raises:
         ShapeError: if the operator does not keep the spatial size, or needs one that there is not.
@@ -154,10 +173,9 @@ def state_shape(operator: LinearOperator, injection: Tensor) -> tuple[int, ...]:
     if injection.dim() < 2 + len(operator.sides):
         expected = ", ".join(("batch", str(operator.out_channels), *operator.sides))
         raise ShapeError(f"Expected `U` to give ({expected}) as `W` does, got {tuple(injection.shape)}.")
-    shape = (operator.in_channels, *injection.shape[2:])
-    if operator.codomain(shape) != tuple(injection.shape[1:]):
+    bound = operator.bind((operator.in_channels, *injection.shape[2:]), ceiling, error)
+    if bound.codomain != tuple(injection.shape[1:]):
         raise ShapeError(
-            f"Expected `W` to produce {tuple(injection.shape[1:])} as `U` does,"
-            f" got {operator.codomain(shape)}."
+            f"Expected `W` to produce {tuple(injection.shape[1:])} as `U` does, got {bound.codomain}."
         )
-    return shape
+    return bound

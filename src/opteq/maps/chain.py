@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 from torch import Tensor
 
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, eliminated, with_tensors_of
-from opteq.results import Certificate, State, combined
+from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm, eliminated
+from opteq.results import Certificate, State, combined, largest, with_tensors_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,18 +33,8 @@ class ChainEquation(Equation):
     start: Tensor | None = None
 
     @property
-    def has_energy(self) -> bool:
-        if len(self.units) == 1:
-            return self.units[0].has_energy
-        return len(self.units) == 2 and self.units[0].conservative and self.units[1].proximal
-
-    @property
-    def conservative(self) -> bool:
-        return len(self.units) == 1 and self.units[0].conservative
-
-    @property
-    def proximal(self) -> bool:
-        return len(self.units) == 1 and self.units[0].proximal
+    def structure(self) -> str:
+        return self.units[0].structure if len(self.units) == 1 else "none"
 
     @property
     def batch_coupled(self) -> bool:
@@ -80,28 +70,47 @@ class ChainEquation(Equation):
             blocks.append(z := image)
         return (*blocks, state)
 
-    def energy(self, state: State) -> Tensor:
-        """`(batch,)` objective at the feasible point `p = T(z)`, for chains of one or two units.
+    def reformulate(self, gradient: bool = False) -> Reformulation:
+        if len(self.units) == 1 and self.start is None:
+            return self.units[0].reformulate(gradient)
+        return super().reformulate(gradient)
+
+    @property
+    def objective(self) -> Callable[[State], Tensor] | None:
+        """The objective of the units at the feasible point `p = T(z)`, for chains of one or two.
 
         With `v = f_1(z)` it is `F_2(f_2(v)) + E_1(p)`, `F_2(f_2(v)) = E_2(v) - ½‖v - f_2(v)‖²`, which
-        needs no inner solve.
-
-        Raises:
-            NotImplementedError: for longer chains, which have no scalar objective.
+        needs no inner solve. None for longer chains; see `opteq.theory.theorem2` for what vanishes at their
+        equilibria.
         """
-        if not self.has_energy:
-            raise NotImplementedError(
-                f"A chain of {len(self.units)} such maps has no scalar objective; see"
-                " opteq.theory.deep.theorem2_residual for what vanishes at its equilibrium."
-            )
         if len(self.units) == 1:
-            return self.units[0].energy(state)
+            return self.units[0].objective
+        return self._sum_of_two if self._summable else None
+
+    @property
+    def _summable(self) -> bool:
+        structures = [unit.structure for unit in self.units]
+        return len(structures) == 2 and structures[0] != "none" and structures[1] == "proximal"
+
+    def _sum_of_two(self, state: State) -> Tensor:
         first, second = self.units
+        assert first.objective is not None
+        assert second.objective is not None
         v = first(state)
         p = second(v)
         assert isinstance(v, Tensor)
         assert isinstance(p, Tensor)
-        return second.energy(v) - 0.5 * (v - p).square().flatten(1).sum(1) + first.energy(p)
+        return second.objective(v) - 0.5 * (v - p).square().flatten(1).sum(1) + first.objective(p)
+
+    def curvature(self, state: State | None = None) -> Certificate:
+        """The larger one of both units, since `E_1 + F_2` is convex if both of their Jacobians are at most 1."""
+        if len(self.units) > 1 and not self._summable:
+            return super().curvature(state)
+        parts = []
+        for unit in self.units:
+            parts.append(unit.curvature(state))
+            state = None if state is None else unit(state)
+        return largest(parts)
 
     def contraction(self, state: State | None = None) -> Certificate:
         """The product of the units' bounds, at a state along the path from it."""
@@ -114,18 +123,18 @@ class ChainEquation(Equation):
             value = value * bound.value
         return combined(bounds, value)
 
-    def linearize(self, state: State) -> Linearization:
-        return self.value_and_linearization(state)[1]
-
-    def value_and_linearization(self, state: State) -> tuple[State, Linearization]:
-        parts = []
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        push, pull = 0.0, 1.0
         for unit in self.units:
-            state, linearization = unit.value_and_linearization(state)
-            parts.append(linearization)
-        return state, _ChainLinearization(self, parts)
+            own, step = unit.rates(pushes)
+            push, pull = step * push + own, step * pull
+        return push, pull
 
-    def gradient_map(self) -> tuple[Callable[[State], State], float]:
-        return (self, 1.0) if self.proximal else super().gradient_map()
+    def linearize(self, state: State) -> Linearization:
+        parts: list[Linearization] = []
+        for unit in self.units:
+            parts.append(unit.linearize(parts[-1].image if parts else state))
+        return _ChainLinearization(parts, self.start is not None, self._summable)
 
     @staticmethod
     def _apply(units: Sequence[Equation], state: State) -> State:
@@ -137,18 +146,23 @@ class ChainEquation(Equation):
 class _ChainLinearization(Linearization):
     """`J = J_L ⋯ J_1`."""
 
-    def __init__(self, equation: ChainEquation, parts: list[Linearization]) -> None:
-        self._parts, self._has_start = parts, equation.start is not None
-        if len(parts) == 1:
-            self.structure = parts[0].structure
-        elif equation.has_energy:
-            self.structure = "symmetrizable"
+    def __init__(self, parts: list[Linearization], has_start: bool, summable: bool) -> None:
+        self._parts, self._has_start, self._summable = parts, has_start, summable
+
+    @property
+    def image(self) -> State:
+        return self._parts[-1].image
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        if len(self._parts) == 1:
-            return self._parts[0].symmetric
-        return None if self.structure == "none" else eliminated(self._parts[0].jvp, self._parts[1].jvp)
+        first, *others = self._parts
+        if others:
+            return eliminated(first.jvp, others[0].jvp) if self._summable else None
+        form = first.symmetric
+        if form is None or form.pullback is None or not self._has_start:
+            return form
+        pullback = form.pullback
+        return replace(form, pullback=lambda v, g: (*pullback(v, g), None))
 
     def jvp(self, tangent: State) -> State:
         for part in self._parts:

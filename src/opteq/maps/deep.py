@@ -20,7 +20,7 @@ class DeepOptEq(EquilibriumMap):
     """`T = f_L ∘ ⋯ ∘ f_1` with `f_l(z) = αW_lᵀσ(W_l z + U_l x + b_l) + (1-α)z` (Xie et al. 2022, Eq. 5-6).
 
     The equilibrium of one unit or two minimises a scalar objective (Corollary 1); for three and more
-    there is none, and what vanishes at the equilibrium is `opteq.theory.deep.theorem2_residual`. As
+    there is none, and what vanishes at the equilibrium is `opteq.theory.theorem2.theorem2_residual`. As
     `α → 0` the equilibrium tends to that of `WideOptEq` on the same units.
 
     State and readout: `z`. The output `W_{L+1} z*` is left to the model's head.
@@ -55,12 +55,17 @@ class DeepOptEq(EquilibriumMap):
         self.skips: list[SkipWeight] = nn.ModuleList(SkipWeight(a, learn_alpha) for a in alphas)  # type: ignore[assignment]
         self.start = start
 
-    def bind(self, x: State) -> ChainEquation:
-        return ChainEquation(self.bind_units(x), self._start(x))
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        return tuple(operator for unit in self.units for operator in unit.injections)
 
-    def bind_units(self, x: State) -> tuple[SkipEquation, ...]:
+    def bind(self, x: State, error: float = 0.0) -> ChainEquation:
+        return ChainEquation(self.bind_units(x, error), self._start(x))
+
+    def bind_units(self, x: State, error: float) -> tuple[SkipEquation, ...]:
         """The equations of the units with their skip connections."""
-        return tuple(SkipEquation(u.bind(x), skip()) for u, skip in zip(self.units, self.skips, strict=True))
+        pairs = zip(self.units, self.skips, strict=True)
+        return tuple(SkipEquation(unit.bind(x, error), skip()) for unit, skip in pairs)
 
     def _start(self, x: State) -> Tensor | None:
         if self.start == "zero":

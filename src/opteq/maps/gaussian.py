@@ -10,23 +10,14 @@ from torch import Tensor, nn
 
 from opteq.activations import Activation, get_activation
 from opteq.errors import ConfigError
-from opteq.maps.base import (
-    EquilibriumMap,
-    Injection,
-    check_max_norm,
-    expect_operator,
-    state_shape,
-)
+from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, expect_operator
 from opteq.maps.similarity import SimilarityEquation
-from opteq.objectives.gaussian import GaussianSimilarity
+from opteq.objectives.gaussian import ADAPTIVE_NUMERATOR, GaussianSimilarity
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.operators.base import LinearOperator
-from opteq.operators.constraint import constrained_weights
 from opteq.options import check_count, check_flag, is_number
 from opteq.results import State
 
-ADAPTIVE_NUMERATOR = 0.2
-"""`γM` under the adaptive rule: the largest patch weight at the start is `e^{-0.2} = 0.82`."""
 # A patch that starts (nearly) at its injection must not make every other weight underflow.
 _SMALLEST_SHARE = 1e-2
 _SMALLEST_WEIGHT = 1e-6
@@ -102,14 +93,17 @@ class GaussianMap(EquilibriumMap):
             d = patches.dimension
             self.projection = nn.Parameter(torch.randn(d, hidden) / (math.sqrt(d) + math.sqrt(hidden)))
 
-    def bind(self, x: State) -> SimilarityEquation:
-        c = self.injection(x)
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        return (self.injection.operator,)
+
+    def bind(self, x: State, error: float = 0.0) -> SimilarityEquation:
+        c = self.injection(x, error)
         self.patches.check(c.shape)
-        shape = state_shape(self.W, c)
-        weights = constrained_weights(self.W, shape, self.max_norm)
-        gram = self._gram()
-        gamma = self._gamma(c, gram)
-        similarity = GaussianSimilarity(c, gamma, gram, weights, self.W, self.patches, shape)
+        W, gram = bind_to(self.W, c, self.max_norm, error), self._gram()
+        similarity = GaussianSimilarity(
+            c, self._gamma(c, gram), gram, W, self.patches, self.gamma == "adaptive"
+        )
         return SimilarityEquation(similarity, self.activation)
 
     def _gram(self) -> Tensor | None:

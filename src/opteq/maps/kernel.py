@@ -19,7 +19,6 @@ from opteq.objectives.inner_product import (
     inner_product,
 )
 from opteq.operators.base import LinearOperator
-from opteq.operators.constraint import constrained_weights
 from opteq.options import check_flag
 from opteq.results import State
 
@@ -98,16 +97,21 @@ class KernelMap(EquilibriumMap):
                 stacklevel=2,
             )
 
-    def bind(self, x: State) -> SimilarityEquation:
-        c = self.injection(x)
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        return (self.injection.operator,)
+
+    def bind(self, x: State, error: float = 0.0) -> SimilarityEquation:
+        c = self.injection(x, error)
         self.W.check_input(c, "U x")
         ceiling, unit = self.max_norm, None
         if self.share and self.max_norm is not None:
             ceiling = math.sqrt(1 - self.share) * self.max_norm
             unit = self._unit(c, self.share * self.max_norm**2)
-        weights = constrained_weights(self.W, tuple(c.shape[1:]), ceiling)
+        W = self.W.bind(tuple(c.shape[1:]), ceiling, error)
+        steepness = self.curvature_bound(math.inf if self.max_norm is None else self.max_norm)
         return SimilarityEquation(
-            InnerProductSimilarity(c, unit, weights, self.W, self.kernel), self.activation
+            InnerProductSimilarity(c, unit, W, self.kernel, steepness), self.activation
         )
 
     @property

@@ -1,8 +1,9 @@
-"""The equation of coupled branches with kernels of an inner product."""
+"""Coupled branches with kernels of an inner product."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -15,36 +16,56 @@ from opteq.equation import (
     Gradients,
     Linearization,
     SymmetricForm,
+    largest_eigenvalue,
     symmetrized,
-    with_tensors_of,
 )
-from opteq.maps.parallel import ParallelEquation
+from opteq.errors import ConfigError
+from opteq.maps.coupled import CoupledMap
+from opteq.maps.kernel import KernelMap
 from opteq.maps.similarity import SimilarityEquation
-from opteq.objectives.coupling import Coupling, HeritageDiversity
+from opteq.objectives.coupling import Coupling
 from opteq.objectives.inner_product import InnerProductLinearization, InnerProductSimilarity
-from opteq.results import Certificate, State, combined, distance, tensors_of
+from opteq.results import Certificate, State, combined, distance, tensors_of, with_tensors_of
 from opteq.slopes import Slopes
 
 
-def couple(
-    branches: ParallelEquation, first: State, coupling: HeritageDiversity, sequential: bool
-) -> KernelBranchesEquation:
-    """The equation of kernel maps that were bound to one input.
+class KernelMOptEq(CoupledMap[KernelMap]):
+    """`y_i = σ(k'(t_i) c_i + W_iᵀh_i(z))`, `z_i = W_i y_i`: `MOptEq` with kernels (Li et al. 2023, Table 5).
 
-    Args:
-        branches: the equations of the maps.
-        first: their first iterates, on which the width of `D_τ` is measured.
-        coupling: heritage and diversity.
-        sequential: see `KernelBranchesEquation`.
+    `t_i = ⟨c_i, y_i⟩/n_i` and `c_i = U_i g_i + b_i`. `W_i` is what the transpose is in a unit. In the `G` of
+    `MOptEq`, `n_i k(t_i)` replaces `⟨c_i, y_i⟩`, and `q = max_i L_σ(‖W_i‖²(1 + λ(C-1)) + sup|k''|‖c_i‖²/n_i)`.
+
+    Options and perturbations: see `CoupledMap`. Independent kernel maps are a `Parallel`.
+
+    State: `y`, since the kernels see it. Readout: `z`, a tuple with one `(batch, C, ...)` tensor per branch.
     """
-    similarities, activations = [], []
-    for branch in branches.branches:
-        assert isinstance(branch, SimilarityEquation)
-        assert isinstance(branch.similarity, InnerProductSimilarity)
-        similarities.append(branch.similarity)
-        activations.append(branch.activation)
-    z = _lift(similarities, first)
-    return KernelBranchesEquation(tuple(similarities), tuple(activations), coupling.at(z), sequential)
+
+    kind = KernelMap
+    curvature = " + |k''|‖c‖²/n"
+
+    def bind(self, x: State, error: float = 0.0) -> KernelBranchesEquation:
+        units, first = self.bind_units(x, error)
+        similarities, activations = [], []
+        for unit in units:
+            assert isinstance(unit, SimilarityEquation)
+            assert isinstance(unit.similarity, InnerProductSimilarity)
+            similarities.append(unit.similarity)
+            activations.append(unit.activation)
+        coupling = self.coupling.at(_lift(similarities, first), error)
+        return KernelBranchesEquation(tuple(similarities), tuple(activations), coupling, self.sequential)
+
+    @staticmethod
+    def channels(unit: KernelMap) -> int:
+        return unit.W.out_channels
+
+    def strength(self, unit: KernelMap, ceiling: float, norm: float) -> float:
+        kept = min(norm, math.sqrt(1 - unit.share) * ceiling)
+        return unit.activation.lipschitz * (kept**2 * self.gain + unit.curvature_bound(ceiling))
+
+    def hidden(self, unit: KernelMap, equation: Equation) -> Tensor:
+        y = equation.first_iterate()
+        assert isinstance(y, Tensor)
+        return y
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,8 +125,12 @@ class KernelBranchesEquation(Equation):
             z[i] = similarity.lift(images[i])
         return tuple(images)
 
-    def energy(self, state: State) -> Tensor:
-        """`(batch,)` `G` at the feasible point `T(y)`: `y` itself may lie where the penalty is infinite."""
+    @property
+    def objective(self) -> Callable[[State], Tensor]:
+        """`G` at the feasible point `T(y)`: `y` itself may lie where the penalty is infinite."""
+        return self._at_image
+
+    def _at_image(self, state: State) -> Tensor:
         feasible = replace(self, sequential=False)(state)
         total = 0.5 * self.coupling.value(self.readout(feasible))
         for similarity, activation, y in zip(self.similarities, self.activations, feasible, strict=True):
@@ -133,6 +158,20 @@ class KernelBranchesEquation(Equation):
     def lipschitz(self) -> float:
         """`L_σ`, the largest of the branches."""
         return max(activation.lipschitz for activation in self.activations)
+
+    def curvature(self, state: State | None = None) -> Certificate:
+        """`L_σ` times the largest eigenvalue of the `H` of `J = D H`, everywhere at most `q`."""
+        self.coupling.expect_smooth()
+        if state is None:
+            return self.uniqueness()
+        here = largest_eigenvalue(self.linearize(state).hessian, state)
+        return replace(here, value=self.lipschitz * here.value)
+
+    def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
+        raise ConfigError(
+            "No Lipschitz bound is known for coupled kernel maps: the width of D_τ is that of the first W y,"
+            " which may vanish where the later ones do not; couple OptEqUnits instead."
+        )
 
     def linearize(self, state: State) -> KernelBranchesLinearization:
         return KernelBranchesLinearization(self, state)
@@ -182,15 +221,17 @@ class KernelBranchesEquation(Equation):
 class KernelBranchesLinearization(Linearization):
     """`J = D H`, `D = diag σ' ⪰ 0`, `H = diag(k''(t_i) c_ic_iᵀ/n_i) + Wᵀ∂hW` symmetric."""
 
-    structure = "symmetrizable"
-
     def __init__(self, equation: KernelBranchesEquation, state: State) -> None:
-        self._similarities = equation.similarities
+        self._equation, self._similarities = equation, equation.similarities
         self._coupling = equation.coupling.linearize(equation.readout(state))
         rows = zip(self._similarities, tensors_of(state), self._coupling.gradient(), strict=True)
         self._parts = [InnerProductLinearization(*row) for row in rows]
         pairs = zip(equation.activations, self._parts, strict=True)
         self._slopes = [activation.slopes(part.gradient()) for activation, part in pairs]
+
+    @property
+    def image(self) -> tuple[Tensor, ...]:
+        return self._equation._activated(tuple(part.gradient() for part in self._parts))
 
     @property
     def symmetric(self) -> SymmetricForm | None:

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from opteq.equation import (
-    Equation,
-    Gradients,
-    Linearization,
-    SymmetricForm,
-    eliminated,
-    with_tensors_of,
-)
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, eliminated
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
-from opteq.results import Certificate, State, combined, tensors_of
+from opteq.results import Certificate, State, largest, tensors_of, with_tensors_of
 
 
 class MultiBlockOptEq(EquilibriumMap):
@@ -44,8 +38,12 @@ class MultiBlockOptEq(EquilibriumMap):
             raise ConfigError(f"Expected `deep` to be a DeepOptEq, got {type(deep).__name__}.")
         self.deep = deep
 
-    def bind(self, x: State) -> MultiBlockEquation:
-        return MultiBlockEquation(self.deep.bind_units(x))
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        return self.deep.injections
+
+    def bind(self, x: State, error: float = 0.0) -> MultiBlockEquation:
+        return MultiBlockEquation(self.deep.bind_units(x, error))
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +51,6 @@ class MultiBlockEquation(Equation):
     """`z_i = f_i(z_{i-1})`, `i = 1 … L`, with `z_L` called `z_0`."""
 
     units: tuple[Equation, ...]
-
-    @property
-    def has_energy(self) -> bool:
-        return len(self.units) <= 2 and all(unit.proximal for unit in self.units)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -76,48 +70,55 @@ class MultiBlockEquation(Equation):
     def __call__(self, state: State) -> tuple[Tensor, ...]:
         return tuple(_tensor(u(z)) for u, z in zip(self.units, _shifted(state), strict=True))
 
-    def energy(self, state: State) -> Tensor:
-        """`(batch,)` objective of Corollary 1 at the feasible point `z̃ := T(z̃)`, for one or two blocks.
+    @property
+    def objective(self) -> Callable[[State], Tensor] | None:
+        """The objective of Corollary 1 at the feasible point `z̃ := T(z̃)`; None for three and more blocks.
 
         `F_1(z_1) + F_2(z_0) + ½‖z_1 - z_0‖²` with `f_i = prox_{F_i}`; at `p_i = f_i(z_{i-1})` the terms
-        `F_i(p_i) = E_i(z_{i-1}) - ½‖z_{i-1} - p_i‖²` follow from the units' energies.
-
-        Raises:
-            NotImplementedError: for three and more blocks, which have no scalar objective.
+        `F_i(p_i) = E_i(z_{i-1}) - ½‖z_{i-1} - p_i‖²` follow from the units' objectives.
         """
-        if not self.has_energy:
-            raise NotImplementedError(
-                f"{len(self.units)} blocks have no scalar objective; see"
-                " opteq.theory.deep.theorem2_residual for what vanishes at their equilibrium."
-            )
+        return self._corollary1 if self._summable else None
+
+    @property
+    def _summable(self) -> bool:
+        return len(self.units) <= 2 and all(unit.structure == "proximal" for unit in self.units)
+
+    def _corollary1(self, state: State) -> Tensor:
         points = self(state)
         total = 0.5 * _squares(points[0] - points[-1])
         for unit, z, p in zip(self.units, _shifted(state), points, strict=True):
-            total = total + unit.energy(z) - 0.5 * _squares(z - p)
+            assert unit.objective is not None
+            total = total + unit.objective(z) - 0.5 * _squares(z - p)
         return total
 
     def contraction(self, state: State | None = None) -> Certificate:
         """The largest of the units' bounds: the Jacobian is block diagonal up to the shift."""
         places = [None] * len(self.units) if state is None else _shifted(state)
         bounds = [unit.contraction(z) for unit, z in zip(self.units, places, strict=True)]
-        return combined(bounds, torch.stack([b.value for b in bounds]).amax(0))
+        return largest(bounds)
+
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        rates = [unit.rates(pushes) for unit in self.units]
+        return math.hypot(*(push for push, _ in rates)), max(pull for _, pull in rates)
 
     def linearize(self, state: State) -> Linearization:
         places = zip(self.units, _shifted(state), strict=True)
-        return _BlockLinearization([unit.linearize(z) for unit, z in places], self.has_energy)
+        return _BlockLinearization([unit.linearize(z) for unit, z in places], self._summable)
 
 
 class _BlockLinearization(Linearization):
     """`J = SP` with `S = diag(J_1, …, J_L)`."""
 
-    def __init__(self, parts: list[Linearization], has_energy: bool) -> None:
-        self._parts = parts
-        if len(parts) == 2 and has_energy:
-            self.structure = "symmetrizable"
+    def __init__(self, parts: list[Linearization], summable: bool) -> None:
+        self._parts, self._summable = parts, summable
+
+    @property
+    def image(self) -> tuple[Tensor, ...]:
+        return tuple(_tensor(part.image) for part in self._parts)
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        return None if self.structure == "none" else self._two_blocks()
+        return self._two_blocks() if self._summable and len(self._parts) == 2 else None
 
     def jvp(self, tangent: State) -> tuple[Tensor, ...]:
         return tuple(_tensor(part.jvp(v)) for part, v in zip(self._parts, _shifted(tangent), strict=True))

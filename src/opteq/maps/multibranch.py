@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
-from opteq.errors import ConfigError
-from opteq.maps.base import EquilibriumMap, check_branches, expect_operator
-from opteq.maps.kernel import KernelMap
-from opteq.maps.kernelbranches import couple
+from opteq.equation import (
+    Equation,
+    Gradients,
+    Linearization,
+    SymmetricForm,
+    largest_eigenvalue,
+    room,
+)
+from opteq.maps.coupled import CoupledMap
 from opteq.maps.optequnit import OptEqEquation, OptEqLinearization, OptEqUnit
 from opteq.maps.parallel import ParallelEquation
-from opteq.maps.similarity import SimilarityEquation
-from opteq.objectives.coupling import Coupling, CouplingLinearization, HeritageDiversity, check_channels
-from opteq.operators.base import LinearOperator
-from opteq.options import check_flag, is_number
+from opteq.objectives.coupling import Coupling, CouplingLinearization
 from opteq.results import Certificate, State, distance, map_state, tensors_of
 
-_SWEEPS = ("jacobi", "gauss-seidel")
-_DEFAULT = HeritageDiversity()
-_Unit = OptEqUnit | KernelMap
 
-
-class MOptEq(EquilibriumMap):
+class MOptEq(CoupledMap[OptEqUnit]):
     """`z_i = W_iᵀσ(W_i h_i(z) + U_i g_i + b_i)`, `h = -½∇(λD_τ - H)` (Li et al. 2022, Proposition 1).
 
     Equilibria are stationary for the objective of the branches and their coupling (Li et al. 2022,
@@ -41,160 +37,30 @@ class MOptEq(EquilibriumMap):
     conjugate gradients solve the adjoint equation. The `λ ≤ 1/C` of the paper is not enough for that.
     The first `bind` warns if `q` is not below 1.
 
-    Perturbation enhanced training (§2.3): branch `i` reads `g_i = x - δ_{i-1}` with the perturbation
-    `δ_i = ε sign(U_iᵀy_i)` that raises the objective of the branch before most, `δ_0 = 0`. Algorithm 2
-    renews `δ` in every evaluation, whose jumps leave the map without a fixed point. Here it is taken
-    before the solve, from the `y_i = σ(c_i)` of one evaluation without coupling, and constant from then
-    on, also in the backward pass; nearly all of its signs are those at the equilibrium.
+    Branches of different sizes: see `Parallel`; each `U_i` has the whole of `x` as its input. Options and
+    perturbations: see `CoupledMap`. Independent units are a `Parallel`.
 
-    Branches of different sizes: see `Parallel`; each `U_i` has the whole of `x` as its input.
-
-    Branches may be kernel maps as well (Li et al. 2023, Table 5): `y_i = σ(k'(t_i) c_i + W_iᵀh_i(z))` with
-    `t_i = ⟨c_i, y_i⟩/n_i` and `z_i = W_i y_i`, so that `W_i` is what the transpose is in a unit. In `G`,
-    `n_i k(t_i)` replaces `⟨c_i, y_i⟩`, and `q = max_i L_σ(‖W_i‖²(1 + λ(C-1)) + sup|k''|‖c_i‖²/n_i)`.
-
-    State and readout: `z`, a tuple with one `(batch, C, ...)` tensor per branch; with kernel maps the state
-    is `y`.
-
-    Args:
-        units: the branches, all OptEq units or all kernel maps. Their `z_i` have the same channels `C`:
-            those that `W` takes in a unit, and those that it produces in a kernel map.
-        coupling: heritage and diversity; None for independent OptEq units.
-        sweep: `"jacobi"`, all branches at once, or `"gauss-seidel"`, one after the other, each
-            from the newest states (Algorithm 2). The equilibria and their implicit gradients are the same.
-        perturbation: `ε ≥ 0`, in the units of `x`; needs opteq operators `U`.
-        perturb_at_inference: perturb in eval mode as well, not only in training.
-
-    Raises:
-        ConfigError: for options out of range, branches of two kinds, kernel maps without a coupling, one
-            branch or unequal channels with one, or a perturbation through a `U` that is no opteq operator.
+    State and readout: `z`, a tuple with one `(batch, C, ...)` tensor per branch.
     """
 
-    def __init__(
-        self,
-        units: Sequence[OptEqUnit] | Sequence[KernelMap],
-        coupling: HeritageDiversity | None = _DEFAULT,
-        sweep: str = "jacobi",
-        perturbation: float = 0.0,
-        perturb_at_inference: bool = False,
-    ) -> None:
-        super().__init__()
-        check_branches(units)
-        if not any(all(isinstance(unit, kind) for unit in units) for kind in (OptEqUnit, KernelMap)):
-            names = ", ".join(type(unit).__name__ for unit in units)
-            raise ConfigError(f"Expected branches that are all OptEqUnit or all KernelMap, got {names}.")
-        if sweep not in _SWEEPS:
-            raise ConfigError(f"Expected `sweep` to be one of {', '.join(_SWEEPS)}, got {sweep!r}.")
-        if not (is_number(perturbation) and perturbation >= 0):
-            raise ConfigError(f"Expected `perturbation` to be a number of at least 0, got {perturbation!r}.")
-        if coupling is not None:
-            if not isinstance(coupling, HeritageDiversity):
-                raise ConfigError(
-                    f"Expected `coupling` to be HeritageDiversity(...) or None, got {coupling!r}."
-                )
-            check_channels([_channels(unit) for unit in units])
-        elif isinstance(units[0], KernelMap):
-            raise ConfigError(
-                "Kernel maps without a coupling are independent; use Parallel instead of MOptEq."
-            )
-        if perturbation:
-            for unit in units:
-                expect_operator(unit.injection.operator, "U")
-        # A ModuleList does not say what it holds.
-        self.units: list[_Unit] = nn.ModuleList(units)  # type: ignore[assignment]
-        self.coupling, self.sweep = coupling, sweep
-        check_flag("perturb_at_inference", perturb_at_inference)
-        self.perturbation, self.perturb_at_inference = float(perturbation), perturb_at_inference
-        # Whether q < 1 is imposed by the ceilings of the units, or was looked at once.
-        self.uniqueness_checked = self._strength([unit.max_norm or math.inf for unit in units]) < 1
-        if coupling is not None and coupling.hard:
-            warnings.warn(
-                "With tau=0 the map jumps and in general has no fixed point: solves stall, near a residual of"
-                " 1e-3 at weight=0.01 and 32 channels. Give the coupling a positive `tau` to converge.",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+    kind = OptEqUnit
 
-    def bind(self, x: State) -> Equation:
-        branches = ParallelEquation(self._bind_units(x))
-        if self.coupling is None:
-            return branches
-        first, sequential = branches.first_iterate(), self.sweep == "gauss-seidel"
-        if not self.uniqueness_checked:
-            self.check_uniqueness(first)
-        if isinstance(self.units[0], KernelMap):
-            return couple(branches, first, self.coupling, sequential)
-        start = None if sequential else first
-        return MultiBranchEquation(branches, self.coupling.at(first), sequential, start)
+    def bind(self, x: State, error: float = 0.0) -> MultiBranchEquation:
+        units, first = self.bind_units(x, error)
+        coupling = self.coupling.at(first, error)
+        start = None if self.sequential else first
+        return MultiBranchEquation(ParallelEquation(tuple(units)), coupling, self.sequential, start)
 
-    def check_uniqueness(self, state: State) -> float:
-        """`q` on states shaped like `state`, the ceilings applied; warns if it is not below 1.
+    @staticmethod
+    def channels(unit: OptEqUnit) -> int:
+        return unit.W.in_channels
 
-        `bind` calls this once where the ceilings alone do not keep it there. Set `uniqueness_checked`
-        to spare it.
-        """
-        self.uniqueness_checked = True
-        norms = [
-            unit.W.norm(tuple(z.shape[1:])).item()
-            for unit, z in zip(self.units, tensors_of(state), strict=True)
-        ]
-        q = self._strength([unit.max_norm or math.inf for unit in self.units], norms)
-        if q >= 1:
-            assert self.coupling is not None
-            kernel = " + |k''|‖c‖²/n" if isinstance(self.units[0], KernelMap) else ""
-            cure = "`normalise`, a `max_norm` and a kernel of bounded curvature."
-            if math.isfinite(q):
-                cure = f"a `max_norm` below {self._largest_norm():.3g}, or the coupling a smaller `weight`."
-            warnings.warn(
-                f"L_σ(‖W‖²(1 + λ(C-1)){kernel}) = {q:.3g} is not below 1, with λ = {self.coupling.weight:g}"
-                f" and C = {_channels(self.units[0])}: equilibria need not be unique, nor solves converge."
-                f" Give the units {cure}",
-                RuntimeWarning,
-                stacklevel=3,
-            )
-        return q
+    def strength(self, unit: OptEqUnit, ceiling: float, norm: float) -> float:
+        return unit.activation.lipschitz * min(norm, ceiling) ** 2 * self.gain / unit.mu
 
-    def _strength(self, ceilings: Sequence[float], norms: Sequence[float] | None = None) -> float:
-        """The largest `q` that these ceilings allow, or the one for these norms of the `W_i` below them."""
-        if self.coupling is None:
-            return 0.0
-        gain = self.coupling.gain(_channels(self.units[0]))
-        parts = zip(self.units, ceilings, norms or [math.inf] * len(self.units), strict=True)
-        return max(_strength_of(*part, gain) for part in parts)
-
-    def _largest_norm(self) -> float:
-        """The ceiling of all units at which `q` is 1."""
-        return 1 / math.sqrt(self._strength([1.0] * len(self.units)))
-
-    @property
-    def perturbing(self) -> bool:
-        """Whether `x` is perturbed in the present mode."""
-        return self.perturbation > 0 and (self.training or self.perturb_at_inference)
-
-    def _bind_units(self, x: State) -> tuple[OptEqEquation | SimilarityEquation, ...]:
-        if not self.perturbing:
-            return tuple(unit.bind(x) for unit in self.units)
-        bound: list[OptEqEquation | SimilarityEquation] = []
-        seen = x
-        for unit in self.units:
-            bound.append(unit.bind(seen))
-            if len(bound) < len(self.units):
-                assert isinstance(x, Tensor)
-                seen = x - self._perturbation(unit, bound[-1])
-        return tuple(bound)
-
-    @torch.no_grad()
-    def _perturbation(self, unit: _Unit, equation: OptEqEquation | SimilarityEquation) -> Tensor:
-        operator = unit.injection.operator
-        assert isinstance(operator, LinearOperator)
-        if isinstance(equation, OptEqEquation):
-            y = unit.activation(equation.injection)
-        else:
-            y = equation.first_iterate()
-        return self.perturbation * operator.adjoint(y).sign()
-
-    def extra_repr(self) -> str:
-        return f"coupling={self.coupling}, sweep={self.sweep}, perturbation={self.perturbation}"
+    def hidden(self, unit: OptEqUnit, equation: Equation) -> Tensor:
+        assert isinstance(equation, OptEqEquation)
+        return unit.activation(equation.injection)
 
 
 @dataclass(frozen=True, eq=False)
@@ -256,15 +122,20 @@ class MultiBranchEquation(Equation):
             newest[i] = image
         return tuple(newest)
 
-    def energy(self, state: State) -> Tensor:
-        """`(batch,)` `G` at the feasible point `y_i = σ(W_i h_i(z) + c_i)`, each branch's part over `μ_i`.
+    @property
+    def objective(self) -> Callable[[State], Tensor]:
+        """`G` at the feasible point `y_i = σ(W_i h_i(z) + c_i)`, each branch's part over `μ_i`.
 
         With `h = h(z)` and `p = T(z)`, Fenchel's equality turns `1ᵀf(y) + ½‖y‖² - ⟨c, y⟩` into
-        `Q(h) - ½‖h‖² + ⟨h, p⟩` of the units' energies `Q`.
+        `Q(h) - ½‖h‖² + ⟨h, p⟩` of the units' objectives `Q`.
         """
+        return self._at_image
+
+    def _at_image(self, state: State) -> Tensor:
         h = self.coupling.gradient(state)
         p = self.branches(h)
-        total = self.branches.energy(h) + 0.5 * self.coupling.value(p)
+        assert self.branches.objective is not None
+        total = self.branches.objective(h) + 0.5 * self.coupling.value(p)
         for a, b in zip(h, p, strict=True):
             total = total + (a * (b - 0.5 * a)).flatten(1).sum(1)
         return total
@@ -299,6 +170,45 @@ class MultiBranchEquation(Equation):
         value = distance(state, p) + units.value * moved / (1 - q)
         return replace(units, value=torch.where(q < 1, value, math.inf))
 
+    def curvature(self, state: State | None = None) -> Certificate:
+        """The largest eigenvalue of `B ∂h Bᵀ`, `B = diag(√(L_σ/μ_i) W_i)`, everywhere at most `q`.
+
+        In the variables `y_i/√(μ_iL_σ)` the convex rest of `G` has a modulus of at least 1.
+        """
+        self.coupling.expect_smooth()
+        if state is None:
+            return self.uniqueness()
+        coupling = self.coupling.linearize(state)
+        scales = [math.sqrt(unit.activation.lipschitz / unit.mu) for unit in self.units]
+
+        def product(hidden: State) -> State:
+            parts = zip(self.units, scales, tensors_of(hidden), strict=True)
+            pooled = tuple(scale * unit.W.adjoint(v) for unit, scale, v in parts)
+            moved = zip(self.units, scales, coupling.product(pooled), strict=True)
+            return tuple(scale * unit.W(h) for unit, scale, h in moved)
+
+        return largest_eigenvalue(product, tuple(unit.injection for unit in self.units))
+
+    def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
+        """`√r p (1 + 2rλ(C-1)/(1 - q)) / (1 - q)`, `p² = Σ_i L_σ‖U_i‖²/μ_i`, `r = max_i L_σ‖W_i‖²/μ_i`.
+
+        With `B = diag(μ_i^{-½}D_i^½W_i)`, `‖B‖² ≤ r`, and the width `t` of `D_τ` held, `dz = Bᵀv` with
+        `(I - B ∂h Bᵀ)v = diag(μ_i^{-½}D_i^½) dc`. There `B ∂h Bᵀ ⪯ gBBᵀ ⪯ qI`, whence `√r p / (1 - q)`:
+        attained by equal branches with heritage alone, all units active. But `t = τ·mean ‖z⁰_i‖²`,
+        `z⁰ = T(0)`, moves with `x`, and `h` with it, at most by `λ(C-1)‖z‖·|dt|/t`, because of `|N_kl| ≤ t`
+        where it does. With `|dt|/t ≤ 2‖dz⁰‖/‖z⁰‖`, `‖dz⁰‖ ≤ √r p‖dx‖` and `‖z‖ ≤ ‖z⁰‖/(1 - q)`, which is
+        `distance_bound` at 0, both `t` and `τ` cancel. What is left enters as `dc` does, behind a `B`.
+        """
+        self.coupling.expect_smooth()
+        push = math.hypot(
+            *(math.sqrt(u.activation.lipschitz / u.mu) * p for u, p in zip(self.units, pushes, strict=True))
+        )
+        pull = self.branches.contraction().value.max().item()
+        left = room(self.uniqueness().value.max().item())
+        # What the width adds: nothing without a D_τ.
+        drift = pull * (self.coupling.gain - self.coupling.options.heritage) if self.coupling.tensors else 0.0
+        return math.sqrt(pull) * push * (1 + 2 * drift / left) / left
+
     def linearize(self, state: State) -> Linearization:
         return _MultiBranchLinearization(self, state)
 
@@ -306,11 +216,13 @@ class MultiBranchEquation(Equation):
 class _MultiBranchLinearization(Linearization):
     """`J = S ∂h` with `S = diag(J_1, …, J_L)` of the units positive semidefinite and `∂h` symmetric."""
 
-    structure = "symmetrizable"
-
     def __init__(self, equation: MultiBranchEquation, state: State) -> None:
         self._coupling = equation.coupling.linearize(state)
         self._units = equation.branches.linearize(self._coupling.gradient())
+
+    @property
+    def image(self) -> State:
+        return self._units.image
 
     @property
     def symmetric(self) -> SymmetricForm | None:
@@ -376,17 +288,3 @@ class _HiddenAdjoint:
     def _along(self, q: State) -> tuple[Tensor, ...]:
         moved, gradients = self._coupling.product_and_pullback(self.lower(q))
         return (*moved, *(t for t in gradients if t is not None))
-
-
-def _channels(unit: _Unit) -> int:
-    """`C` of `z`."""
-    return unit.W.in_channels if isinstance(unit, OptEqUnit) else unit.W.out_channels
-
-
-def _strength_of(unit: _Unit, ceiling: float, norm: float, gain: float) -> float:
-    """`q` of one branch with `‖W‖ = norm`, after a `max_norm` of `ceiling` has reduced it and the kernel."""
-    slope = unit.activation.lipschitz
-    if isinstance(unit, OptEqUnit):
-        return slope * min(norm, ceiling) ** 2 * gain / unit.mu
-    curvature = unit.curvature_bound(ceiling)
-    return slope * (min(norm, math.sqrt(1 - unit.share) * ceiling) ** 2 * gain + curvature)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Self
@@ -17,21 +17,15 @@ from opteq.equation import (
     Equation,
     Gradients,
     Linearization,
-    Substitution,
+    Reformulation,
     SymmetricForm,
     symmetric_psd,
 )
 from opteq.errors import ConfigError
 from opteq.layouts import zero_state
-from opteq.maps.base import (
-    EquilibriumMap,
-    Injection,
-    check_max_norm,
-    expect_operator,
-    state_shape,
-)
-from opteq.operators.base import LinearOperator, Weights
-from opteq.operators.constraint import constrained_weights
+from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, expect_operator
+from opteq.operators.base import LinearOperator
+from opteq.operators.bound import BoundOperator
 from opteq.options import is_number
 from opteq.results import Certificate, State
 from opteq.slopes import Slopes
@@ -56,8 +50,8 @@ class OptEqUnit(EquilibriumMap):
         activation: name of an activation in `opteq.activations`, or an object.
         bias: whether there is a `b`.
         mu: `μ > 0`.
-        max_norm: ceiling `ζ` on `‖W‖₂`; `W` is scaled by `min(1, ζ/‖W‖)`. None trusts the weights to
-            stay small by themselves. A contraction needs `L_σ ζ² < μ`.
+        max_norm: ceiling `ζ` on `‖W‖₂`, which `W` keeps in the way that its `norm` says. None trusts the weights
+            to stay small by themselves. A contraction needs `L_σ ζ² < μ`.
 
     Raises:
         ConfigError: for a `W` that is no opteq operator, channels that do not match, or options out
@@ -82,30 +76,37 @@ class OptEqUnit(EquilibriumMap):
         self.injection = Injection(U, W.out_channels, bias)
         self.activation = get_activation(activation)
         self.mu, self.max_norm = float(mu), max_norm
-        limit = math.sqrt(self.mu / self.activation.lipschitz)
         # Whether the norm that Theorem 1 asks for is imposed, or was looked at once.
-        self.norm_checked = max_norm is not None and max_norm <= limit
+        self.norm_checked = W.norm_control.kept(max_norm) <= self.largest_norm
 
-    def bind(self, x: State) -> OptEqEquation:
-        c = self.injection(x)
-        shape = state_shape(self.W, c)
+    @property
+    def largest_norm(self) -> float:
+        """`√(μ/L_σ)`, what Theorem 1 asks `‖W‖₂` to be below."""
+        return math.sqrt(self.mu / self.activation.lipschitz)
+
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        return (self.injection.operator,)
+
+    def bind(self, x: State, error: float = 0.0) -> OptEqEquation:
+        c = self.injection(x, error)
+        W = bind_to(self.W, c, self.max_norm, error)
         if not self.norm_checked:
-            self.check_norm(shape)
-        weights = constrained_weights(self.W, shape, self.max_norm)
-        return OptEqEquation(c, weights, self.W, self.activation, self.mu)
+            self.check_norm(W.domain)
+        kept = self.W.norm_control.kept(self.max_norm) <= self.largest_norm
+        return OptEqEquation(c, W, self.activation, self.mu, kept)
 
     def check_norm(self, shape: tuple[int, ...]) -> float:
-        """`‖W‖₂` on states of `shape` (without the batch), the ceiling applied; warns if it is too large.
+        """`‖W‖₂` on states of `shape` (without the batch), as it is kept; warns if it is too large.
 
         `bind` calls this once for a unit without a sufficient ceiling. Set `norm_checked` to spare it.
         """
         self.norm_checked = True
-        norm = min(self.W.norm(shape).item(), self.max_norm or math.inf)
-        limit = math.sqrt(self.mu / self.activation.lipschitz)
-        if norm > limit * (1 + 1e-6):
+        norm = min(self.W.norm(shape).item(), self.W.norm_control.kept(self.max_norm))
+        if norm > self.largest_norm * (1 + 1e-6):
             warnings.warn(
-                f"‖W‖₂ = {norm:.4g} exceeds √(μ/L_σ) = {limit:.4g}: the unit is no proximal operator and need"
-                " not have an equilibrium; set `max_norm` or scale `W` down.",
+                f"‖W‖₂ = {norm:.4g} exceeds √(μ/L_σ) = {self.largest_norm:.4g}: the unit is no proximal operator"
+                " and need not have an equilibrium; set `max_norm` or scale `W` down.",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -117,104 +118,120 @@ class OptEqUnit(EquilibriumMap):
 
 @dataclass(frozen=True, eq=False)
 class OptEqEquation(Equation):
-    """`z = (1/μ) Wᵀ σ(W z + c)` for one batch."""
+    """`z = (1/μ) Wᵀ σ(W z + c)` for one batch.
+
+    Attributes:
+        injection: `c`.
+        W: the operator, bound.
+        activation: `σ`.
+        mu: `μ`.
+        kept: whether `L_σ‖W‖² ≤ μ` is imposed, and not only trusted in.
+    """
 
     injection: Tensor
-    weights: Weights
-    operator: LinearOperator
+    W: BoundOperator
     activation: Activation
     mu: float
-    # `y ↦ W Wᵀ y` with these weights, where it was `prepared`.
-    gram: Callable[[Tensor], Tensor] | None = None
+    kept: bool = False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        return (self.injection, *self.weights)
+        return (self.injection, *self.W.tensors)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, injection=tensors[0], weights=tuple(tensors[1:]), gram=None)
+        return replace(self, injection=tensors[0], W=self.W.with_tensors(tensors[1:]))
 
     @property
-    def proximal(self) -> bool:
-        return True  # under the norm condition of Theorem 1
+    def structure(self) -> str:
+        return "proximal"  # under the norm condition of Theorem 1
 
     def initial(self) -> Tensor:
-        return zero_state(self.injection, state_shape(self.operator, self.injection))
+        return zero_state(self.injection, self.W.domain)
 
     def first_iterate(self) -> Tensor:
         return self.pool(self.activation(self.injection))
 
-    def prepared(self) -> Self:
-        # Under autocast the products of the map are rougher than those of its Gram matrix would be.
-        if torch.is_autocast_enabled(self.injection.device.type):
-            return self
-        return replace(self, gram=self.operator.gram(self.weights, _PRODUCTS * len(self.injection)))
-
-    def substitution(self) -> Substitution | None:
-        """`u = W z`: `u = (1/μ) G σ(u + c)` with `G = W Wᵀ`, and `z = (1/μ) Wᵀ σ(u + c)`.
+    def reformulate(self, gradient: bool = False) -> Reformulation:
+        """In `u = W z` where that is cheaper: `u = (1/μ) G σ(u + c)` with `G = W Wᵀ`, `z = (1/μ) Wᵀ σ(u + c)`.
 
         One product with `G` in place of one with `W` and one with `Wᵀ`. Since `T(z) - z` is
         `(1/μ) Wᵀ(σ(F(u) + c) - σ(u + c))` and `W z = F(u)`, the relative residual of `z` is at most
         `L_σ ‖W‖²/μ` times that of `u`, which is at most 1 where Theorem 1 holds.
         """
-        if self.gram is None:
-            return None
+        gram = self.gram if self.kept and not gradient else None
+        if gram is None:
+            return super().reformulate(gradient)
+
+        def image(u: State) -> Tensor:
+            return self.over_mu(gram(self._hidden(u)))
+
         zero = torch.zeros_like(self.injection)
-        return Substitution(self._hidden_image, zero, self._hidden_image(zero), self._recovered)
+        return Reformulation(image, zero, image(zero), lambda u: self.pool(self._hidden(u)))
 
-    def _hidden_image(self, u: State) -> Tensor:
-        assert isinstance(u, Tensor)
-        assert self.gram is not None
-        image = self.gram(self.activation.overwrite(u + self.injection))
-        return image if self.mu == 1 else image.div_(self.mu)
+    @property
+    def gram(self) -> Callable[[Tensor], Tensor] | None:
+        """`y ↦ W Wᵀ y` by the matrix, where that pays for a solve."""
+        # Under autocast the products of the map are rougher than those of its Gram matrix would be.
+        if torch.is_autocast_enabled(self.injection.device.type):
+            return None
+        return self.W.gram(_PRODUCTS * len(self.injection))
 
-    def _recovered(self, u: State) -> Tensor:
+    def _hidden(self, u: State) -> Tensor:
+        """`σ(u + c)`."""
         assert isinstance(u, Tensor)
-        return self.pool(self.activation.overwrite(u + self.injection))
+        return self.activation.overwrite(u + self.injection)
+
+    def over_mu(self, t: Tensor, power: float = 1.0) -> Tensor:
+        """`μ^-power t`, in the memory of `t`."""
+        return t if self.mu == 1 else t.div_(self.mu**power)
 
     def preactivation(self, state: Tensor) -> Tensor:
         """`W z + c`."""
-        image = self.operator.matvec(self.weights, state)
+        image = self.W(state)
         # Large tensors cost more to allocate than to fill. Under autocast the types differ.
         same = image.dtype == self.injection.dtype
         return image.add_(self.injection) if same else image + self.injection
 
     def pool(self, hidden: Tensor) -> Tensor:
         """`(1/μ) Wᵀ y`, which carries a hidden state `y` to `z`."""
-        z = self.operator.rmatvec(self.weights, hidden).to(hidden.dtype)
+        z = self.W.adjoint(hidden).to(hidden.dtype)
         return z if self.mu == 1 else z / self.mu
 
     def __call__(self, state: State) -> Tensor:
         assert isinstance(state, Tensor)
         return self.pool(self.activation.overwrite(self.preactivation(state)))
 
-    def energy(self, state: State) -> Tensor:
+    @property
+    def objective(self) -> Callable[[State], Tensor]:
         """`Q(z) = ½‖z‖² - (1/μ) 1ᵀσ̃(W z + c)`; at the equilibrium `Q(z*) = φ(z*)`."""
+        return self._dual
+
+    def _dual(self, state: State) -> Tensor:
         assert isinstance(state, Tensor)
         potential = self.activation.potential(self.preactivation(state))
         return 0.5 * state.square().flatten(1).sum(1) - potential.flatten(1).sum(1) / self.mu
 
     def contraction(self, state: State | None = None) -> Certificate:
         """`L_σ ‖W‖² / μ`, with `‖W‖` replaced by its bound; the same everywhere."""
-        shape = state_shape(self.operator, self.injection)
-        norm = self.operator.norm_bound(shape, self.weights)
-        value = (self.activation.lipschitz * norm.square() / self.mu).expand(len(self.injection))
-        return Certificate(value, "bound", (self.operator.norm_assumption,))
+        value = self.activation.lipschitz * self.W.norm_bound().square() / self.mu
+        return Certificate(value.expand(len(self.injection)), "bound", (self.W.norm_assumption,))
 
-    def linearize(self, state: State) -> Linearization:
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        """`L_σ‖W‖‖U‖/μ` and `L_σ‖W‖²/μ`.
+
+        With slopes `D` and `B = WᵀD^½` differentiating the equilibrium gives `dz = B(μI - BᵀB)⁻¹D^½ dc`, so that
+        `equilibrium_lipschitz` is attained where every slope is `L_σ`, as by a ReLU whose units are all active.
+        """
+        norm = self.W.norm_bound().item()
+        steepness = self.activation.lipschitz * norm / self.mu
+        return steepness * next(pushes), steepness * norm
+
+    def linearize(self, state: State) -> OptEqLinearization:
         assert isinstance(state, Tensor)
         return OptEqLinearization(self, state)
 
-    def value_and_linearization(self, state: State) -> tuple[State, Linearization]:
-        assert isinstance(state, Tensor)
-        linearization = OptEqLinearization(self, state)
-        return self.pool(linearization.hidden), linearization
-
-    def gradient_map(self) -> tuple[OptEqEquation, float]:
-        return self, 1.0
-
-    def hidden_energy(self, hidden: Tensor) -> Tensor:
-        """`φ`-valued energy of the reformulated form (Li et al. 2023, Eq. 4), `(batch,)`.
+    def hidden_objective(self, hidden: Tensor) -> Tensor:
+        """`φ`-valued objective of the reformulated form (Li et al. 2023, Eq. 4), `(batch,)`.
 
         `G(y)/μ` with `G(y) = 1ᵀf(y) + ½‖y‖² - ⟨c, y⟩ - ‖Wᵀy‖²/(2μ)`; `y = σ(W Wᵀy/μ + c)` is
         stationary for it and `z = Wᵀy/μ` links the two forms. Infinite outside the range of `σ`.
@@ -230,20 +247,22 @@ class OptEqLinearization(Linearization):
     `J = FᵀF` with `F = (D/μ)^½ W`, whose values are of the hidden shape.
     """
 
-    structure = "psd"
-
     def __init__(self, equation: OptEqEquation, state: Tensor) -> None:
         self._equation, self._state = equation, state
         preactivation = equation.preactivation(state)
         self._slopes = equation.activation.slopes(preactivation)
         self.hidden = equation.activation.overwrite(preactivation)
 
+    @property
+    def image(self) -> Tensor:
+        return self._equation.pool(self.hidden)
+
     @cached_property
     def _root(self) -> Slopes:
         return self._slopes.sqrt()
 
     @property
-    def symmetric(self) -> SymmetricForm | None:
+    def symmetric(self) -> SymmetricForm:
         gram = self._equation.gram
         if gram is None:
             return symmetric_psd(self.jvp)
@@ -251,7 +270,7 @@ class OptEqLinearization(Linearization):
         # In q = F u, u = g + FᵀF u reads q = F g + FFᵀq, and FFᵀ is the Gram matrix between two diagonals.
         def matvec(q: State) -> Tensor:
             assert isinstance(q, Tensor)
-            return self._over_mu(self._root.times_(gram(self._root.times(q))))
+            return self._equation.over_mu(self._root.times_(gram(self._root.times(q))))
 
         def leave(q: State, g: State) -> Tensor:
             assert isinstance(g, Tensor)
@@ -265,13 +284,12 @@ class OptEqLinearization(Linearization):
     def lift(self, u: State) -> Tensor:
         """`F u`."""
         assert isinstance(u, Tensor)
-        return self._over_mu(self._root.times_(self._raised(u)), 0.5)
+        return self._equation.over_mu(self._root.times_(self._raised(u)), 0.5)
 
     def lower(self, q: State) -> Tensor:
         """`Fᵀ q`."""
         assert isinstance(q, Tensor)
-        scaled = self._over_mu(self._root.times(q), 0.5)
-        return self._lowered(scaled)
+        return self._lowered(self._equation.over_mu(self._root.times(q), 0.5))
 
     def jvp(self, tangent: State) -> Tensor:
         assert isinstance(tangent, Tensor)
@@ -282,32 +300,12 @@ class OptEqLinearization(Linearization):
 
     def pullback(self, cotangent: State) -> Gradients:
         assert isinstance(cotangent, Tensor)
-        return self._pullback(cotangent, self._over_mu(self._slopes.times_(self._raised(cotangent))))
+        return self._pullback(cotangent, self._equation.over_mu(self._slopes.times_(self._raised(cotangent))))
 
     def pullback_lifted(self, cotangent: Tensor, lifted: State) -> Gradients:
         """`pullback` of a cotangent `u` of which `F u` is known."""
         assert isinstance(lifted, Tensor)
-        return self._pullback(cotangent, self._over_mu(self._root.times(lifted), 0.5))
-
-    def _raised(self, u: Tensor) -> Tensor:
-        """`W u`, which autocast may make in another dtype."""
-        return self._equation.operator.matvec(self._equation.weights, u).to(u.dtype)
-
-    def _lowered(self, y: Tensor) -> Tensor:
-        """`Wᵀ y`, likewise."""
-        return self._equation.operator.rmatvec(self._equation.weights, y).to(y.dtype)
-
-    def _over_mu(self, t: Tensor, power: float = 1.0) -> Tensor:
-        """`μ^-power t`, in the memory of `t`."""
-        mu = self._equation.mu
-        return t if mu == 1 else t.div_(mu**power)
-
-    def _pullback(self, cotangent: Tensor, injection: Tensor) -> Gradients:
-        # ⟨u, T(z)⟩ = ⟨W u, σ(W z + c)⟩/μ depends on W twice; its gradient towards c is D W u/μ.
-        equation = self._equation
-        hidden = self.hidden if equation.mu == 1 else self.hidden / equation.mu
-        pairs = (cotangent, hidden), (self._state, injection)
-        return (injection, *equation.operator.summed_weight_gradient(equation.weights, *pairs))
+        return self._pullback(cotangent, self._equation.over_mu(self._root.times(lifted), 0.5))
 
     def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, Tensor]:
         # The gradient of the injection is D W u/μ already.
@@ -315,3 +313,17 @@ class OptEqLinearization(Linearization):
         injection = gradients[0]
         assert injection is not None
         return gradients, self._lowered(injection)
+
+    def _raised(self, u: Tensor) -> Tensor:
+        """`W u`, which autocast may make in another dtype."""
+        return self._equation.W(u).to(u.dtype)
+
+    def _lowered(self, y: Tensor) -> Tensor:
+        """`Wᵀ y`, likewise."""
+        return self._equation.W.adjoint(y).to(y.dtype)
+
+    def _pullback(self, cotangent: Tensor, injection: Tensor) -> Gradients:
+        # ⟨u, T(z)⟩ = ⟨W u, σ(W z + c)⟩/μ depends on W twice; its gradient towards c is D W u/μ.
+        equation = self._equation
+        hidden = self.hidden if equation.mu == 1 else self.hidden / equation.mu
+        return (injection, *equation.W.weight_gradient((cotangent, hidden), (self._state, injection)))

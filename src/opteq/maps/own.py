@@ -60,14 +60,14 @@ class SimilarityMap(EquilibriumMap):
         # Whether `S` was looked at once, see `check_contraction`.
         self.checked = False
 
-    def bind(self, x: State) -> SimilarityEquation:
-        equation = self._equation(x)
+    def bind(self, x: State, error: float = 0.0) -> SimilarityEquation:
+        equation = self._equation(x, error)
         if not self.checked:
             self._check(equation.detach())
         return equation
 
-    def _equation(self, x: State) -> SimilarityEquation:
-        c = ordinary(inject(self.U, x))
+    def _equation(self, x: State, error: float) -> SimilarityEquation:
+        c = ordinary(inject(self.U, x, error))
         similarity = AutogradSimilarity(
             self.similarity, c, tuple(self.similarity.parameters()), (self.channels, *c.shape[2:])
         )
@@ -79,7 +79,7 @@ class SimilarityMap(EquilibriumMap):
         Also raises if `S` is not what the equation presumes (see `AutogradSimilarity.check`). The first
         `bind` does the same; set `checked` to spare it.
         """
-        return self._check(self._equation(x).detach())
+        return self._check(self._equation(x, 0.0).detach())
 
     @torch.inference_mode(False)
     @torch.no_grad()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, with_tensors_of
+from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, check_branches
-from opteq.results import Certificate, State, combined, tensors_of
+from opteq.results import Certificate, State, combined, largest, tensors_of, with_tensors_of
 
 
 class Parallel(EquilibriumMap):
@@ -38,8 +39,12 @@ class Parallel(EquilibriumMap):
         # A ModuleList does not say what it holds.
         self.maps: list[EquilibriumMap] = nn.ModuleList(maps)  # type: ignore[assignment]
 
-    def bind(self, x: State) -> ParallelEquation:
-        return ParallelEquation(tuple(branch.bind(x) for branch in self.maps))
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        return tuple(operator for branch in self.maps for operator in branch.injections)
+
+    def bind(self, x: State, error: float = 0.0) -> ParallelEquation:
+        return ParallelEquation(tuple(branch.bind(x, error) for branch in self.maps))
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,16 +54,11 @@ class ParallelEquation(Equation):
     branches: tuple[Equation, ...]
 
     @property
-    def has_energy(self) -> bool:
-        return all(branch.has_energy for branch in self.branches)
-
-    @property
-    def conservative(self) -> bool:
-        return all(branch.conservative for branch in self.branches)
-
-    @property
-    def proximal(self) -> bool:
-        return all(branch.proximal for branch in self.branches)
+    def structure(self) -> str:
+        structures = {branch.structure for branch in self.branches}
+        if structures == {"proximal"}:
+            return "proximal"
+        return "none" if "none" in structures else "conservative"
 
     @property
     def batch_coupled(self) -> bool:
@@ -80,16 +80,64 @@ class ParallelEquation(Equation):
     def __call__(self, state: State) -> tuple[Tensor, ...]:
         return _branchwise(self.branches, state)
 
-    def energy(self, state: State) -> Tensor:
-        """The sum of the branches' energies."""
-        pairs = zip(self.branches, tensors_of(state), strict=True)
-        return torch.stack([branch.energy(z) for branch, z in pairs]).sum(0)
+    def reformulate(self, gradient: bool = False) -> Reformulation:
+        """Every branch as it goes about its own equation, all in one iteration.
+
+        Where only some take another variable all keep theirs: residuals are relative to the whole of a state.
+        """
+        forms = [branch.reformulate(gradient) for branch in self.branches]
+        functions = [form.function for form in forms]
+        recovers = [form.recover for form in forms if form.recover is not None]
+        if recovers and len(recovers) < len(forms):
+            return super().reformulate(gradient)
+        return Reformulation(
+            lambda u: _branchwise(functions, u),
+            _joined(form.initial for form in forms),
+            _joined(form.first for form in forms),
+            (lambda u: _branchwise(recovers, u)) if recovers else None,
+            max(form.scale for form in forms),
+        )
+
+    @property
+    def objective(self) -> Callable[[State], Tensor] | None:
+        """The sum of the branches' objectives."""
+        parts = [branch.objective for branch in self.branches]
+        known = [part for part in parts if part is not None]
+        if len(known) < len(parts):
+            return None
+
+        def total(state: State) -> Tensor:
+            pairs = zip(known, tensors_of(state), strict=True)
+            return torch.stack([part(z) for part, z in pairs]).sum(0)
+
+        return total
 
     def contraction(self, state: State | None = None) -> Certificate:
         """The largest of the branches' bounds."""
+        return largest(self._each(lambda branch, z: branch.contraction(z), state))
+
+    def curvature(self, state: State | None = None) -> Certificate:
+        """The largest of the branches', since their objectives add."""
+        return largest(self._each(lambda branch, z: branch.curvature(z), state))
+
+    def distance_bound(self, state: State) -> Certificate:
+        """The root of the sum of the squares of the branches' distances."""
+        bounds = self._each(lambda branch, z: branch.distance_bound(z), state)
+        return combined(bounds, torch.stack([bound.value for bound in bounds]).norm(dim=0))
+
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        rates = [branch.rates(pushes) for branch in self.branches]
+        # All branches read the same input.
+        return math.hypot(*(push for push, _ in rates)), max(pull for _, pull in rates)
+
+    def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
+        return math.hypot(*(branch.equilibrium_lipschitz(pushes) for branch in self.branches))
+
+    def _each(
+        self, ask: Callable[[Equation, State | None], Certificate], state: State | None
+    ) -> list[Certificate]:
         places = [None] * len(self.branches) if state is None else tensors_of(state)
-        bounds = [branch.contraction(z) for branch, z in zip(self.branches, places, strict=True)]
-        return combined(bounds, torch.stack([bound.value for bound in bounds]).amax(0))
+        return [ask(branch, z) for branch, z in zip(self.branches, places, strict=True)]
 
     def readout(self, state: State) -> State:
         read = _branchwise([branch.readout for branch in self.branches], state)
@@ -100,26 +148,16 @@ class ParallelEquation(Equation):
         pairs = zip(self.branches, tensors_of(state), strict=True)
         return ParallelLinearization([branch.linearize(z) for branch, z in pairs])
 
-    def value_and_linearization(self, state: State) -> tuple[tuple[Tensor, ...], Linearization]:
-        pairs = zip(self.branches, tensors_of(state), strict=True)
-        values, parts = zip(*(branch.value_and_linearization(z) for branch, z in pairs), strict=True)
-        return _joined(values), ParallelLinearization(list(parts))
-
-    def gradient_map(self) -> tuple[Callable[[State], State], float]:
-        steps, factors = zip(*(branch.gradient_map() for branch in self.branches), strict=True)
-        return lambda state: _branchwise(steps, state), max(factors)
-
 
 class ParallelLinearization(Linearization):
     """`J = diag(J_1, …, J_L)`, with the linearizations of the branches as `parts`."""
 
     def __init__(self, parts: list[Linearization]) -> None:
         self.parts = parts
-        structures = {part.structure for part in parts}
-        if structures == {"psd"}:
-            self.structure = "psd"
-        elif "none" not in structures:
-            self.structure = "symmetrizable"
+
+    @property
+    def image(self) -> tuple[Tensor, ...]:
+        return _joined(part.image for part in self.parts)
 
     @property
     def symmetric(self) -> SymmetricForm | None:
@@ -133,6 +171,7 @@ class ParallelLinearization(Linearization):
             enter=lambda g: _branchwise([form.enter for form in forms], g),
             leave=lambda v, g: _branchwise([form.leave for form in forms], v, g),
             pullback=(lambda v, g: _concatenated(pullbacks, v, g)) if len(pullbacks) == len(forms) else None,
+            lifted=all(form.lifted for form in forms),
             metric=(lambda v: _branchwise([m or _identity for m in metrics], v)) if any(metrics) else None,
         )
 

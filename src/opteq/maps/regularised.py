@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients, Linearization
 from opteq.errors import ConfigError
@@ -62,8 +63,12 @@ class Regularised(EquilibriumMap):
         self.map, self.regulariser = map, regulariser
         self.gamma, self.form = float(gamma), form
 
-    def bind(self, x: State) -> ChainEquation:
-        inner, start = bind_single(self.map, x)
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        return self.map.injections
+
+    def bind(self, x: State, error: float = 0.0) -> ChainEquation:
+        inner, start = bind_single(self.map, x, error)
         step = StepEquation(self.regulariser, self.gamma, self.form, start)
         return ChainEquation((step, inner), inner.start if isinstance(inner, ChainEquation) else None)
 
@@ -93,12 +98,8 @@ class StepEquation(Equation):
     zero: Tensor
 
     @property
-    def has_energy(self) -> bool:
-        return not self.regulariser.batch_coupled
-
-    @property
-    def conservative(self) -> bool:
-        return self.has_energy
+    def structure(self) -> str:
+        return "none" if self.regulariser.batch_coupled else "conservative"
 
     @property
     def batch_coupled(self) -> bool:
@@ -122,8 +123,12 @@ class StepEquation(Equation):
             return self.regulariser.prox(state, self.gamma)
         return state - self.gamma * self.regulariser.gradient(state)
 
-    def energy(self, state: State) -> Tensor:
+    @property
+    def objective(self) -> Callable[[State], Tensor] | None:
         """`γR(z)`, or `M¹_{γR}(z) = γR(p) + ½‖z - p‖²` at `p = prox_{γR}(z)`; gradient `z - T_R(z)`."""
+        return None if self.regulariser.batch_coupled else self._added
+
+    def _added(self, state: State) -> Tensor:
         assert isinstance(state, Tensor)
         if self.form == "gradient":
             return self.gamma * self.regulariser.value(state)
@@ -145,13 +150,15 @@ class StepEquation(Equation):
         values = self.zero.new_full((len(self.zero),), value, dtype=torch.float64)
         return Certificate(values, kind, assumptions)
 
-    def linearize(self, state: State) -> Linearization:
-        return self.value_and_linearization(state)[1]
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        bound = self.contraction()
+        if bound.kind == "estimate":
+            raise ConfigError(f"No Lipschitz bound is known: {bound.assumptions[0]}")
+        return 0.0, bound.value.max().item()
 
-    def value_and_linearization(self, state: State) -> tuple[Tensor, Linearization]:
+    def linearize(self, state: State) -> Linearization:
         assert isinstance(state, Tensor)
-        linearization = _StepLinearization(self, state)
-        return linearization.image.detach(), linearization
+        return _StepLinearization(self, state)
 
 
 class _StepLinearization(Linearization):
@@ -160,11 +167,15 @@ class _StepLinearization(Linearization):
     def __init__(self, equation: StepEquation, state: Tensor) -> None:
         with torch.enable_grad():
             self._state = state.detach().requires_grad_()
-            self.image = equation(self._state)
+            self._image = equation(self._state)
+
+    @property
+    def image(self) -> Tensor:
+        return self._image.detach()
 
     def vjp(self, cotangent: State) -> Tensor:
         assert isinstance(cotangent, Tensor)
-        return torch.autograd.grad(self.image, self._state, cotangent, retain_graph=True)[0]
+        return torch.autograd.grad(self._image, self._state, cotangent, retain_graph=True)[0]
 
     def jvp(self, tangent: State) -> Tensor:
         return self.vjp(tangent)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
+from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.options import check_flag, is_number
@@ -62,8 +63,12 @@ class MoreauSkip(EquilibriumMap):
         expect_map(map)
         self.map, self.weight = map, SkipWeight(alpha, learn_alpha)
 
-    def bind(self, x: State) -> SkipEquation:
-        return SkipEquation(bind_single(self.map, x)[0], self.weight())
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        return self.map.injections
+
+    def bind(self, x: State, error: float = 0.0) -> SkipEquation:
+        return SkipEquation(bind_single(self.map, x, error)[0], self.weight())
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,16 +79,8 @@ class SkipEquation(Equation):
     alpha: float | Tensor
 
     @property
-    def has_energy(self) -> bool:
-        return self.inner.has_energy
-
-    @property
-    def conservative(self) -> bool:
-        return self.inner.conservative
-
-    @property
-    def proximal(self) -> bool:
-        return self.inner.proximal
+    def structure(self) -> str:
+        return self.inner.structure
 
     @property
     def batch_coupled(self) -> bool:
@@ -108,32 +105,48 @@ class SkipEquation(Equation):
     def __call__(self, state: State) -> Tensor:
         return self._blend(state, self.inner(state))
 
-    def energy(self, state: State) -> Tensor:
-        """`α` times the energy of `T`: its gradient is `z - αT(z) - (1-α)z`."""
-        return self.alpha * self.inner.energy(state)
+    def reformulate(self, gradient: bool = False) -> Reformulation:
+        """That of `T`, which has the same fixed points and, where `0 ⪯ J ⪯ I`, is the stronger contraction."""
+        if self.structure == "proximal":
+            return self.inner.reformulate(gradient)
+        return super().reformulate(gradient)
+
+    @property
+    def objective(self) -> Callable[[State], Tensor] | None:
+        """`α` times that of `T`: its gradient is `z - αT(z) - (1-α)z`."""
+        inner = self.inner.objective
+        return None if inner is None else lambda state: self.alpha * inner(state)
 
     def contraction(self, state: State | None = None) -> Certificate:
         """`α‖J‖ + 1 - α`."""
-        inner, alpha = self.inner.contraction(state), self.alpha
-        alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
+        inner, alpha = self.inner.contraction(state), self._alpha
         return replace(inner, value=alpha * inner.value + (1 - alpha))
+
+    def distance_bound(self, state: State) -> Certificate:
+        """That of `T`, whose equilibria are the same."""
+        return self.inner.distance_bound(state)
+
+    def curvature(self, state: State | None = None) -> Certificate:
+        return self.inner.curvature(state)
+
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        push, pull = self.inner.rates(pushes)
+        alpha = float(self._alpha)
+        return alpha * push, alpha * pull + 1 - alpha
+
+    def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
+        return self.inner.equilibrium_lipschitz(pushes)
+
+    @property
+    def _alpha(self) -> float | Tensor:
+        return self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
 
     def readout(self, state: State) -> State:
         return self.inner.readout(state)
 
     def linearize(self, state: State) -> Linearization:
-        return self.value_and_linearization(state)[1]
-
-    def value_and_linearization(self, state: State) -> tuple[Tensor, Linearization]:
-        image, linearization = self.inner.value_and_linearization(state)
         assert isinstance(state, Tensor)
-        assert isinstance(image, Tensor)
-        # z - T(z) is kept only where the gradient of a learned α needs it.
-        move = image - state if isinstance(self.alpha, Tensor) else None
-        return self._blend(state, image), _SkipLinearization(linearization, self.alpha, move)
-
-    def gradient_map(self) -> tuple[Callable[[State], State], float]:
-        return (self, 1.0) if self.proximal else super().gradient_map()
+        return _SkipLinearization(self.inner.linearize(state), self.alpha, state)
 
     def _blend(self, state: State, image: State) -> Tensor:
         assert isinstance(state, Tensor)
@@ -142,27 +155,37 @@ class SkipEquation(Equation):
 
 
 class _SkipLinearization(Linearization):
-    """`αJ + (1-α)I`. Its adjoint equation is that of `J` with `g/α` on the right-hand side."""
+    """`αJ + (1-α)I`."""
 
-    def __init__(self, inner: Linearization, alpha: float | Tensor, move: Tensor | None) -> None:
-        self._inner, self._alpha, self._move = inner, alpha, move
-        self.structure = inner.structure
+    def __init__(self, inner: Linearization, alpha: float | Tensor, state: Tensor) -> None:
+        self._inner, self._alpha, self._state = inner, alpha, state
+
+    @property
+    def image(self) -> Tensor:
+        if isinstance(self._alpha, Tensor):
+            return self._state + self._alpha * self._move
+        return self._blend(self._state, self._inner.image)
+
+    @cached_property
+    def _move(self) -> Tensor:
+        """`T(z) - z`, which the gradient of a learned `α` needs as well."""
+        image = self._inner.image
+        assert isinstance(image, Tensor)
+        return image - self._state
 
     @property
     def symmetric(self) -> SymmetricForm | None:
+        """That of `J`: `w = αu` solves `w = g + Jᵀw`, and the gradients behind `T` are those of `w`."""
         form, alpha = self._inner.symmetric, self._alpha
         if form is None:
             return None
 
-        def scaled(g: State) -> State:
-            return map_state(lambda t: t / alpha, g)
+        def leave(v: State, g: State) -> State:
+            return map_state(lambda w: w / alpha, form.leave(v, g))
 
-        return SymmetricForm(
-            form.matvec,
-            enter=lambda g: form.enter(scaled(g)),
-            leave=lambda v, g: form.leave(v, scaled(g)),
-            metric=form.metric,
-        )
+        # The gradient of a learned α is one more.
+        pullback = None if isinstance(alpha, Tensor) else form.pullback
+        return replace(form, leave=leave, pullback=pullback)
 
     def jvp(self, tangent: State) -> Tensor:
         return self._blend(tangent, self._inner.jvp(tangent))
@@ -182,9 +205,8 @@ class _SkipLinearization(Linearization):
         return self._with_alpha(gradients, cotangent), image + (1 - self._alpha) * cotangent
 
     def _with_alpha(self, gradients: Gradients, cotangent: Tensor) -> Gradients:
-        if self._move is None:
+        if not isinstance(self._alpha, Tensor):
             return gradients
-        assert isinstance(self._alpha, Tensor)
         return (*gradients, (cotangent * self._move).sum().to(self._alpha.dtype))
 
     def _blend(self, v: State, image: State) -> Tensor:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, symmetric_psd, with_tensors_of
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, symmetric_psd
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import check_units
-from opteq.maps.optequnit import OptEqUnit
-from opteq.results import Certificate, State, combined
+from opteq.maps.optequnit import OptEqEquation, OptEqLinearization, OptEqUnit
+from opteq.results import Certificate, State, combined, with_tensors_of
 
 
 class WideOptEq(EquilibriumMap):
@@ -35,19 +35,23 @@ class WideOptEq(EquilibriumMap):
         # A ModuleList does not say what it holds.
         self.units: list[OptEqUnit] = nn.ModuleList(units)  # type: ignore[assignment]
 
-    def bind(self, x: State) -> MeanEquation:
-        return MeanEquation(tuple(unit.bind(x) for unit in self.units))
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        return tuple(operator for unit in self.units for operator in unit.injections)
+
+    def bind(self, x: State, error: float = 0.0) -> MeanEquation:
+        return MeanEquation(tuple(unit.bind(x, error) for unit in self.units))
 
 
 @dataclass(frozen=True, eq=False)
 class MeanEquation(Equation):
     """`z = (1/L) Σ T_i(z)` for proximal operators `T_i`; so is their mean."""
 
-    units: tuple[Equation, ...]
+    units: tuple[OptEqEquation, ...]
 
     @property
-    def proximal(self) -> bool:
-        return all(unit.proximal for unit in self.units)
+    def structure(self) -> str:
+        return "proximal"
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -65,29 +69,35 @@ class MeanEquation(Equation):
     def __call__(self, state: State) -> Tensor:
         return _mean([unit(state) for unit in self.units])
 
-    def energy(self, state: State) -> Tensor:
+    @property
+    def objective(self) -> Callable[[State], Tensor]:
         """`(1/L) Σ Q_i(z)`, the objective of Theorem 3 divided by `L`; its gradient is `z - T(z)`."""
-        return _mean([unit.energy(state) for unit in self.units])
+        return lambda state: _mean([unit.objective(state) for unit in self.units])
 
     def contraction(self, state: State | None = None) -> Certificate:
         """The mean of the units' bounds."""
         bounds = [unit.contraction(state) for unit in self.units]
         return combined(bounds, _mean([bound.value for bound in bounds]))
 
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        """The means of the units' rates."""
+        rows = [unit.rates(pushes) for unit in self.units]
+        pushed, pulled = (sum(column) / len(rows) for column in zip(*rows, strict=True))
+        return pushed, pulled
+
     def linearize(self, state: State) -> Linearization:
         return _MeanLinearization([unit.linearize(state) for unit in self.units])
-
-    def gradient_map(self) -> tuple[Equation, float]:
-        return self, 1.0
 
 
 class _MeanLinearization(Linearization):
     """`J = (1/L) Σ J_i`: symmetric, positive semidefinite."""
 
-    structure = "psd"
-
-    def __init__(self, parts: list[Linearization]) -> None:
+    def __init__(self, parts: list[OptEqLinearization]) -> None:
         self._parts = parts
+
+    @property
+    def image(self) -> Tensor:
+        return _mean([part.image for part in self._parts])
 
     @property
     def symmetric(self) -> SymmetricForm | None:

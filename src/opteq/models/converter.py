@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -28,9 +29,11 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.chain import ChainEquation
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.optequnit import OptEqUnit
-from opteq.operators.base import FixedOperator, LinearOperator, Weights
+from opteq.operators.base import FixedOperator, LinearOperator
+from opteq.operators.bound import BoundOperator
 from opteq.operators.conv import Conv2d
 from opteq.operators.dense import Dense
+from opteq.operators.norms.base import Nonexpansive, Weights
 from opteq.solvers.picard import Picard
 
 _PASSED_OVER = nn.Dropout | nn.Dropout2d | nn.Identity
@@ -72,52 +75,88 @@ class Slots(LinearOperator):
         self.in_channels, self.out_channels, self.sides = channels, own.stop - own.start, sides
         self.own, self.read, self.operator = own, read, operator
 
+        self.weight_count = 0 if operator is None else operator.weight_count
+
     @property
     def weights(self) -> Weights:
         return () if self.operator is None else self.operator.weights
 
-    def matvec(self, weights: Weights, x: Tensor) -> Tensor:
-        own = x[:, self.own]
-        return own.clone() if self.operator is None else own + self.operator.matvec(weights, x[:, self.read])
+    def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundSlots:
+        inner = None
+        if self.operator is not None and self.read is not None:
+            part = (self.read.stop - self.read.start, *domain[1:])
+            inner = self.operator.act(weights, part, error)
+        return BoundSlots(weights, domain, error, self._memo, self.own, self.read, inner)
 
-    def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        x = y.new_zeros(len(y), self.in_channels, *y.shape[2:])
+
+@dataclass(frozen=True, eq=False)
+class BoundSlots(BoundOperator):
+    """`z ↦ A z[read] + z[own]`, with `A` as `inner`."""
+
+    own: slice
+    read: slice | None
+    inner: BoundOperator | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        own = x[:, self.own]
+        return own.clone() if self.inner is None else own + self.inner(x[:, self.read])
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        x = y.new_zeros(len(y), self.domain[0], *y.shape[2:])
         x[:, self.own] = y
-        if self.operator is not None:
-            x[:, self.read] = self.operator.rmatvec(weights, y)
+        if self.inner is not None:
+            x[:, self.read] = self.inner.adjoint(y)
         return x
 
-    def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
-        return () if self.operator is None else self.operator.weight_gradient(weights, x[:, self.read], y)
+    def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
+        return () if self.inner is None else self.inner.weight_gradient(*((x[:, self.read], y) for x, y in pairs))
 
-    def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.out_channels, *domain[1:])
+    def with_tensors(self, tensors: Weights) -> Self:
+        inner = None if self.inner is None else self.inner.with_tensors(tensors)
+        return replace(self, tensors=tensors, inner=inner)
 
-    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        return (self.own.stop - self.own.start, *self.domain[1:])
+
+    def quick_norm_bound(self) -> Tensor:
         """`√(1 + ‖A‖²)`, since `WWᵀ = I + AAᵀ`."""
-        if self.operator is None or self.read is None:
+        if self.inner is None:
             return torch.ones((), dtype=torch.float64)
-        part = (self.read.stop - self.read.start, *domain[1:])
-        return (1 + self.operator.compute_norm_bound(weights, part).square()).sqrt()
+        return (1 + self.inner.quick_norm_bound().square()).sqrt()
 
 
 class Nothing(FixedOperator):
     """`U = 0`: the injection of a layer that sees the input through its predecessors only."""
 
     def __init__(self, in_channels: int, out_channels: int, sides: tuple[str, ...]) -> None:
-        super().__init__()
+        super().__init__(Nonexpansive())
         self.in_channels, self.out_channels, self.sides = in_channels, out_channels, sides
 
-    def matvec(self, weights: Weights, x: Tensor) -> Tensor:
+    def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundNothing:
+        return BoundNothing((), domain, error, self._memo, self.out_channels)
+
+
+@dataclass(frozen=True, eq=False)
+class BoundNothing(BoundOperator):
+    """`x ↦ 0`."""
+
+    out_channels: int
+
+    def __call__(self, x: Tensor) -> Tensor:
         return x.new_zeros(len(x), self.out_channels, *x.shape[2:])
 
-    def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        return y.new_zeros(len(y), self.in_channels, *y.shape[2:])
+    def adjoint(self, y: Tensor) -> Tensor:
+        return y.new_zeros(len(y), *self.domain[:1], *y.shape[2:])
 
-    def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.out_channels, *domain[1:])
+    def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
+        return ()
 
-    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        return (self.out_channels, *self.domain[1:])
+
+    def quick_norm_bound(self) -> Tensor:
         return torch.zeros((), dtype=torch.float64)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from opteq.equation import Gradients
 from opteq.errors import ConfigError
 from opteq.objectives.ring import End, Junction, Ring
-from opteq.operators.packed import multiply_each
+from opteq.native.packed import multiply_each
 from opteq.options import require, strict_options
 from opteq.results import State, sample_sums, tensors_of
 
@@ -67,8 +67,12 @@ class HeritageDiversity:
         """Bound `g` on the eigenvalues of `∂h` from above: `1 + λ(C-1)` with heritage and diversity."""
         return float(self.heritage) + self.weight * (channels - 1) * self.diversity
 
-    def at(self, state: State) -> Coupling:
+    def at(self, state: State, error: float = 0.0) -> Coupling:
         """The coupling of branches shaped like `state`, with the width `t` measured on it.
+
+        Args:
+            state: one tensor for each branch.
+            error: the relative rounding error that is allowed to products.
 
         Raises:
             ConfigError: for fewer than two branches, or branches with different channels.
@@ -81,7 +85,8 @@ class HeritageDiversity:
             squares = torch.stack([sample_sums(branch.square()) for branch in z])
             width = (self.tau * squares.mean(0)).clamp(min=torch.finfo(squares.dtype).eps)
         channels = z[0].shape[1]
-        return Coupling(self, channels, Ring.of([tuple(b.shape[2:]) for b in z], channels), width)
+        ring = Ring.of([tuple(b.shape[2:]) for b in z], channels)
+        return Coupling(self, channels, ring, width, error)
 
 
 def check_channels(channels: Sequence[int]) -> None:
@@ -108,12 +113,14 @@ class Coupling:
         channels: `C`.
         ring: the pairs of neighbours.
         width: `(batch,)` `t`, the width of the quadratic part of `D_τ`; None without one.
+        error: the relative rounding error that is allowed to products.
     """
 
     options: HeritageDiversity
     channels: int
     ring: Ring
     width: Tensor | None
+    error: float = 0.0
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -126,7 +133,8 @@ class Coupling:
 
     def correlations(self, state: State) -> tuple[Tensor, ...]:
         """`N` of each pair, `(batch, C, C)`; `H` is its trace, `D` the sum of its other entries' sizes."""
-        return tuple(_product(a.mT, b) for a, b in self.ring.read(tensors_of(state), self.ring.junctions))
+        pairs = self.ring.read(tensors_of(state), self.ring.junctions)
+        return tuple(_product(a.mT, b, self.error) for a, b in pairs)
 
     def value(self, state: State) -> Tensor:
         """`(batch,)` `Σ_i λD_τ(z_i, z_{i+1}) - H(z_i, z_{i+1})`."""
@@ -145,6 +153,14 @@ class Coupling:
     def linearize(self, state: State) -> CouplingLinearization:
         """`h` and its Jacobian at `state`."""
         return CouplingLinearization(self, self._meetings(state, self.ring.junctions))
+
+    def expect_smooth(self) -> None:
+        """Raise a `ConfigError` for the hard sign of the paper, with which `h` jumps."""
+        if self.options.hard:
+            raise ConfigError(
+                "With tau=0 the map jumps, and in general has no fixed point that anything could be said of; give"
+                " the coupling a positive `tau`."
+            )
 
     @property
     def gain(self) -> float:
@@ -187,8 +203,8 @@ class Coupling:
     def _meetings(self, state: State, junctions: Sequence[Junction]) -> list[_Meeting]:
         meetings = []
         for junction, (a, b) in zip(junctions, self.ring.read(tensors_of(state), junctions), strict=True):
-            n = _product(a.mT, b)
-            meetings.append(_Meeting(junction, a, b, n, self.slope(n)))
+            n = _product(a.mT, b, self.error)
+            meetings.append(_Meeting(junction, a, b, n, self.slope(n), self.error))
         return meetings
 
     def _objective(self, n: Tensor) -> Tensor:
@@ -254,15 +270,16 @@ class _Meeting:
     b: Tensor
     n: Tensor
     k: Tensor
+    error: float
 
     def message(self, side: int) -> tuple[End, Tensor]:
         """The part of `h` that the first (0) or the second (1) of the two receives."""
-        matrix = _product(self.a, self.k) if side else _product(self.b, self.k.mT)
-        return self.junction.ends[side], matrix
+        pair = (self.a, self.k) if side else (self.b, self.k.mT)
+        return self.junction.ends[side], _product(*pair, self.error)
 
     def turn(self, da: Tensor, db: Tensor) -> Tensor:
         """`dN` for moves of `A` and `B`."""
-        return _add_product(_product(da.mT, self.b), self.a.mT, db)
+        return _add_product(_product(da.mT, self.b, self.error), self.a.mT, db, self.error)
 
 
 def _of_width(m: _Meeting, fall: Tensor | None) -> Tensor | None:
@@ -273,10 +290,10 @@ def _of_width(m: _Meeting, fall: Tensor | None) -> Tensor | None:
 
 def _moved(m: _Meeting, fall: Tensor | None, da: Tensor, db: Tensor) -> Iterator[tuple[End, Tensor]]:
     """What the two receive more when `A`, `B` and `-K` move."""
-    first, second = _product(db, m.k.mT), _product(da, m.k)
+    first, second = _product(db, m.k.mT, m.error), _product(da, m.k, m.error)
     if fall is not None:
-        _add_product(first, m.b, fall.mT, -1)
-        _add_product(second, m.a, fall, -1)
+        _add_product(first, m.b, fall.mT, m.error, -1)
+        _add_product(second, m.a, fall, m.error, -1)
     return zip(m.junction.ends, (first, second), strict=True)
 
 
@@ -298,13 +315,13 @@ def _spread(meeting: _Meeting, curvature: Tensor | None) -> Tensor:
     return steepest * (shares[0] * b.square() + shares[1] * a.square())
 
 
-def _product(left: Tensor, right: Tensor) -> Tensor:
+def _product(left: Tensor, right: Tensor, error: float) -> Tensor:
     # In full precision: N is compared with a width far below its size.
     with torch.autocast(left.device.type, enabled=False):
-        return multiply_each(left, right)
+        return multiply_each(left, right, error=error)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
+def _add_product(total: Tensor, left: Tensor, right: Tensor, error: float, factor: float = 1) -> Tensor:
     """`total + factor · left @ right`, in place."""
     with torch.autocast(left.device.type, enabled=False):
-        return multiply_each(left, right, total, factor)
+        return multiply_each(left, right, total, factor, error=error)

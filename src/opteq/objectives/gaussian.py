@@ -9,13 +9,23 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from opteq.activations import Activation
 from opteq.equation import Gradients
 from opteq.layouts import zero_state
-from opteq.objectives.forces import force_in_place, response_in_place
+from opteq.native.forces import force_in_place, response_in_place
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
-from opteq.operators.base import LinearOperator, Weights
+from opteq.operators.bound import BoundOperator
 from opteq.results import Certificate
+
+ADAPTIVE_NUMERATOR = 0.2
+"""`γM` under the adaptive rule: the largest patch weight at the start is `e^{-0.2} = 0.82`."""
+
+CONCAVITY = 2 * math.exp(-1.5)
+"""`A = e^{-u}(I - 2γrrᵀ)` with `u = γ‖r‖²` has no eigenvalue below minus this, reached at `u = 3/2`."""
+
+# `max d^{3/2}e^{-γd} · ‖dγ/dc‖` in units of `‖W_h‖²`, with γ = 0.2/M.
+_ADAPTIVE_PUSH = 2 * (1.5 / math.e) ** 1.5 / math.sqrt(ADAPTIVE_NUMERATOR)
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +44,9 @@ class GaussianSimilarity(Similarity):
         injection: `c`, `(batch, mid, ...)`.
         gamma: `γ`, `(batch,)`.
         gram: `G`, `(d, d)`, or None.
-        weights: constrained weights of `W`.
-        operator: `W`, from the state to the mid channels.
+        W: the operator from the state to the mid channels, bound.
         patches: how the mid channels are split.
-        shape: of a state, without the batch.
+        adaptive: whether `γ` follows the injection, see `rates`.
     """
 
     owns_gradient = True
@@ -45,23 +54,23 @@ class GaussianSimilarity(Similarity):
     injection: Tensor
     gamma: Tensor
     gram: Tensor | None
-    weights: Weights
-    operator: LinearOperator
+    W: BoundOperator
     patches: Patches | WholeSample
-    shape: tuple[int, ...]
+    adaptive: bool = False
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         gram = () if self.gram is None else (self.gram,)
-        return (self.injection, self.gamma, *gram, *self.weights)
+        return (self.injection, self.gamma, *gram, *self.W.tensors)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
         injection, gamma, *rest = tensors
         gram = None if self.gram is None else rest.pop(0)
-        return replace(self, injection=injection, gamma=gamma, gram=gram, weights=tuple(rest))
+        W = self.W.with_tensors(tuple(rest))
+        return replace(self, injection=injection, gamma=gamma, gram=gram, W=W)
 
     def initial(self) -> Tensor:
-        return zero_state(self.injection, self.shape)
+        return zero_state(self.injection, self.W.domain)
 
     def value(self, y: Tensor) -> Tensor:
         return self._at(y).weight.sum((1, 2)) / (2 * self.gamma)
@@ -85,14 +94,35 @@ class GaussianSimilarity(Similarity):
         On a patch `A_i` has, in the `G` metric, the eigenvalues `e^{-u}` and `(1 - 2u) e^{-u}`, and
         `-2e^{-3/2} ≤ (1 - 2u) e^{-u} ≤ 1` with the minimum at `u = 3/2`.
         """
-        scale = self.operator.norm_bound(self.shape, self.weights).square()
+        scale = self.W.norm_bound().square()
         if self.gram is not None:
             scale = scale * torch.linalg.matrix_norm(self.gram.detach().double(), 2) * (1 + 1e-12)
         factor = torch.ones(len(self.injection), dtype=torch.float64, device=self.injection.device)
         if y is not None:
             closest = self._at(y).weight.detach().double().amax((1, 2))
-            factor = closest.clamp(min=2 * math.exp(-1.5))
-        return Certificate(scale * factor, "bound", (self.operator.norm_assumption,))
+            factor = closest.clamp(min=CONCAVITY)
+        return Certificate(scale * factor, "bound", (self.W.norm_assumption,))
+
+    def curvature_bound(self) -> Certificate:
+        """`2e^{-3/2}‖W‖²‖W_h‖²`: the Hessian is mostly negative."""
+        bound = self.hessian_bound()
+        return replace(bound, value=CONCAVITY * bound.value)
+
+    def rates(self, activation: Activation, push: float) -> tuple[float, float]:
+        """`(L_σ s‖W_h‖²‖U‖, 2e^{-3/2}L_σs²‖W_h‖²)` with `s = ‖W‖`, and more for an adaptive `γ`.
+
+        Slopes `D` of the activation in `[0, L_σ]` give `dy = D^½(I + D^½WᵀAWD^½)⁻¹D^½WᵀA dc` with
+        `-2e^{-3/2}I ⪯ A ⪯ I`; patches put `‖W_h‖²` beside `s` and `s²`. Any admissible activation will do, where
+        Li et al. 2023, Proposition 3, ask for a ReLU. An adaptive `γ = 0.2/M`, which changes with `x`, makes the
+        first `1 + 2√N (3/2e)^{3/2}/√0.2` times as large, with `N` the number of patches: it has
+        `‖dγ‖ ≤ 0.4M^{-3/2}‖W_h‖‖dc‖`, and the forces `e^{-γd}G r` change with `γ` at most by
+        `d^{3/2}e^{-γd}‖W_h‖ ≤ (3/2eγ)^{3/2}‖W_h‖`: `γ` cancels.
+        """
+        s = self.W.norm_bound().item()
+        steepness = activation.lipschitz * self.hessian_bound().value.max().item()
+        if self.adaptive:
+            push *= 1 + math.sqrt(self.split(self.injection).shape[1]) * _ADAPTIVE_PUSH
+        return steepness / s * push if s else 0.0, CONCAVITY * steepness
 
     def split(self, hidden: Tensor) -> Tensor:
         """Patches of a tensor in mid-channel space, `(batch, n, d)`."""
@@ -108,7 +138,7 @@ class GaussianSimilarity(Similarity):
 
     def _offset(self, y: Tensor) -> Tensor:
         """`W y - c`, so that it can be had without a second tensor; all else is even in its sign."""
-        image = self.operator.matvec(self.weights, y)
+        image = self.W(y)
         same = image.dtype == self.injection.dtype  # not so under autocast
         return image.sub_(self.injection) if same else image - self.injection
 
@@ -118,7 +148,7 @@ class GaussianSimilarity(Similarity):
 
     def _force(self, offset: Tensor) -> Tensor:
         """The image of the `e_i G r_i`. Overwrites `offset`, whose patches `-r_i` may be views of it."""
-        forces = force_in_place(offset, self.patches, self.gram, self.gamma)
+        forces = force_in_place(offset, self.patches, self.gram, self.gamma, error=self.W.error)
         if forces is not None:
             return forces
         residual = self.split(offset)
@@ -130,7 +160,7 @@ class GaussianSimilarity(Similarity):
         return _Distances(self, self.split(self._offset(y)))
 
     def _pool(self, image: Tensor) -> Tensor:
-        return self.operator.rmatvec(self.weights, image).to(image.dtype)
+        return self.W.adjoint(image).to(image.dtype)
 
 
 class _Distances:
@@ -154,8 +184,8 @@ class _GaussianLinearization(SimilarityLinearization):
 
     def product(self, v: Tensor) -> Tensor:
         s, at = self._similarity, self._at
-        lifted = s.operator.matvec(s.weights, v)
-        response = response_in_place(lifted, s.patches, s.gram, s.gamma, at.projected, at.weight)
+        lifted, options = s.W(v), (s.patches, s.gram, s.gamma, at.projected, at.weight)
+        response = response_in_place(lifted, *options, error=s.W.error)
         if response is None:
             patches = s.split(lifted)
             response = s.merge(self._response(s.project(patches), self._overlap(patches)))
@@ -164,14 +194,12 @@ class _GaussianLinearization(SimilarityLinearization):
     def pullback(self, u: Tensor) -> Gradients:
         # ⟨u, ∇S⟩ = -Σ e_i q_iᵀG r_i with q = patch(W u), r = patch(W y - c); r, G, γ and W enter as below.
         s, at = self._similarity, self._at
-        lifted = s.split(s.operator.matvec(s.weights, u))
+        lifted = s.split(s.W(u))
         overlap = self._overlap(lifted)
         response = s.merge(self._response(s.project(lifted), overlap))
         gamma = (at.distance * at.weight * overlap).sum((1, 2))
         force = s.merge(self._force)
-        outer = s.operator.weight_gradient(s.weights, u, force)
-        inner = s.operator.weight_gradient(s.weights, self._y, response)
-        weights = tuple(map(torch.add, outer, inner))
+        weights = s.W.weight_gradient((u, force), (self._y, response))
         if s.gram is None:
             return (-response, gamma, *weights)
         drift = _times(lifted.addcmul(s.gamma[:, None, None] * overlap, at.residual, value=-1), -at.weight)

@@ -10,10 +10,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from opteq.equation import Gradients
+from opteq.activations import Activation
+from opteq.equation import Gradients, room
 from opteq.errors import ConfigError
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
-from opteq.operators.base import LinearOperator, Weights
+from opteq.operators.bound import BoundOperator
 from opteq.options import require, strict_options
 from opteq.results import Certificate, sample_sums
 
@@ -189,28 +190,28 @@ class InnerProductSimilarity(Similarity):
     Attributes:
         injection: `c`, `(batch, channels, ...)`, shaped like the state.
         unit: `n`, `(batch,)`, or None for 1.
-        weights: constrained weights of `W`.
-        operator: `W`, from the state.
+        W: the operator on the state, bound.
         kernel: `k`.
+        steepness: `sup |k''|‖c‖²/n` over all inputs; infinite where it is unbounded.
     """
 
     owns_gradient = True
 
     injection: Tensor
     unit: Tensor | None
-    weights: Weights
-    operator: LinearOperator
+    W: BoundOperator
     kernel: InnerProductKernel
+    steepness: float = math.inf
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         unit = () if self.unit is None else (self.unit,)
-        return (self.injection, *unit, *self.weights)
+        return (self.injection, *unit, *self.W.tensors)
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
         injection, *rest = tensors
         unit = None if self.unit is None else rest.pop(0)
-        return replace(self, injection=injection, unit=unit, weights=tuple(rest))
+        return replace(self, injection=injection, unit=unit, W=self.W.with_tensors(tuple(rest)))
 
     def initial(self) -> Tensor:
         return torch.zeros_like(self.injection)
@@ -241,11 +242,11 @@ class InnerProductSimilarity(Similarity):
 
     def lift(self, y: Tensor) -> Tensor:
         """`W y`."""
-        return self.operator.matvec(self.weights, y).to(y.dtype)
+        return self.W(y).to(y.dtype)
 
     def lower(self, z: Tensor) -> Tensor:
         """`Wᵀz`."""
-        return self.operator.rmatvec(self.weights, z).to(z.dtype)
+        return self.W.adjoint(z).to(z.dtype)
 
     def linearize(self, y: Tensor) -> SimilarityLinearization:
         return InnerProductLinearization(self, y, self.lift(y))
@@ -257,8 +258,7 @@ class InnerProductSimilarity(Similarity):
 
     def norm_bound(self) -> Certificate:
         """A bound on `‖W‖₂`."""
-        norm = self.operator.norm_bound(tuple(self.injection.shape[1:]), self.weights)
-        return Certificate(norm, "bound", (self.operator.norm_assumption,))
+        return Certificate(self.W.norm_bound(), "bound", (self.W.norm_assumption,))
 
     def curvature_bound(self, y: Tensor | None = None) -> Tensor:
         """`(batch,)` `sup|k''| ‖c‖²/n`; at `y`, `|k''(t)| ‖c‖²/n`."""
@@ -269,6 +269,36 @@ class InnerProductSimilarity(Similarity):
             # An infinite supremum does not matter where c = 0.
             return torch.where(steepness > 0, self.kernel.largest_curvature * steepness, 0.0)
         return self.kernel.curvature(self.product(y).detach().double()).abs() * steepness
+
+    def rates(self, activation: Activation, push: float) -> tuple[float, float]:
+        """`(L_σ (a + κρ)‖U‖, L_σ(s² + κ))` with `s = ‖W‖` and `|k''|‖c‖²/n ≤ κ` for all inputs.
+
+        `a` bounds `|k'|`, and `ρ` `‖y‖/‖c‖`. The Hessian `WᵀW + k''ccᵀ/n` in `y` is at most `q/L_σ` in norm, and
+        the derivative of `k'(t)c` in `c` is `k'I + k''c(Ry)ᵀ/n`, with the reflection `R = I - 2ccᵀ/‖c‖²` where
+        `n` grows with `‖c‖²` and `R = I` where `n = 1`: at most `a + κρ`. From `‖y‖ ≤ L_σ(s²‖y‖ + |k'|‖c‖)`
+        follows `ρ = L_σ sup|k'|/(1 - L_σs²)`; or, since `|k'(t)| ≤ k'(0) + sup|k''||t|`, `ρ = L_σk'(0)/(1 - q)`
+        and `a = k'(0) + κρ`, whichever are smaller; both need `σ(0) = 0`. The linear kernel has `κ = 0`, `a = 1`.
+        """
+        slope, kernel = activation.lipschitz, self.kernel
+        pull, steepest = slope * self.norm_bound().value.item() ** 2, kernel.largest_slope
+        if self.steepness:
+            zero = torch.zeros((), dtype=torch.float64)
+            if activation(zero):
+                raise ConfigError(
+                    f"No Lipschitz bound is known for {kernel} with an activation that is not 0 at 0, such as"
+                    f" {activation}; use relu or tanh."
+                )
+            if math.isinf(self.steepness):
+                raise ConfigError(
+                    f"No Lipschitz bound holds for {kernel} here: its curvature grows with the input; use"
+                    " `normalise`, a `max_norm` and a kernel of bounded curvature."
+                )
+            first = kernel.slope(zero).abs().item()
+            length = slope * steepest / room(pull)
+            pull += slope * self.steepness
+            length = min(length, slope * first / room(pull))
+            steepest = min(steepest, first + self.steepness * length) + self.steepness * length
+        return slope * steepest * push, pull
 
 
 class InnerProductLinearization(SimilarityLinearization):
@@ -307,10 +337,9 @@ class InnerProductLinearization(SimilarityLinearization):
         s = self._similarity
         along = self._curvature * inner_product(s.injection, u)
         injection = torch.addcmul(self._slope * u, per_sample(along, u), self._y)
-        outer = s.operator.weight_gradient(s.weights, u, self._message)
-        inner = s.operator.weight_gradient(s.weights, self._y, move)
+        weights = s.W.weight_gradient((u, self._message), (self._y, move))
         unit = () if s.unit is None else (-along * self._product,)
-        return (injection, *unit, *map(torch.add, outer, inner))
+        return (injection, *unit, *weights)
 
 
 def inner_product(a: Tensor, b: Tensor) -> Tensor:

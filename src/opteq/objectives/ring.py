@@ -10,6 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from opteq.errors import ShapeError
+from opteq.operators.bound import BoundOperator
 from opteq.operators.resample import AveragePool
 
 Size = tuple[int, ...]
@@ -46,7 +47,7 @@ class Averaging(NamedTuple):
     """How a level of a pyramid is made: from which one, and by what."""
 
     source: int
-    pool: AveragePool
+    pool: BoundOperator
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +71,7 @@ class Pyramid:
         for level in range(len(self.steps), 0, -1):
             image, (source, pool) = images[level], self.steps[level - 1]
             if image is not None:
-                images[source] = _added(images[source], pool.rmatvec((), image))
+                images[source] = _added(images[source], pool.adjoint(image))
         assert images[0] is not None
         return images[0]
 
@@ -121,7 +122,7 @@ class Ring:
                 images[end] = state[end.branch]
             else:
                 source, pool = self.pyramids[end.branch].steps[end.level - 1]
-                images[end] = pool.matvec((), self._image(End(end.branch, source), state, images))
+                images[end] = pool(self._image(End(end.branch, source), state, images))
         return images[end]
 
     def write(self, messages: Iterable[tuple[End, Tensor]]) -> dict[int, Tensor]:
@@ -140,7 +141,8 @@ def _pyramid(sizes: tuple[Size, ...], channels: int) -> Pyramid:
     for level, size in enumerate(sizes[1:], start=1):
         factors = [_factor(larger, size) for larger in sizes[:level]]
         source, factor = [(i, f) for i, f in enumerate(factors) if f is not None][-1]
-        steps.append(Averaging(source, AveragePool(channels, factor)))
+        pool = AveragePool(channels, factor).bind((channels, *sizes[source]))
+        steps.append(Averaging(source, pool))
     return Pyramid(sizes, tuple(steps))
 
 

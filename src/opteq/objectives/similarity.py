@@ -11,7 +11,9 @@ from typing import Self
 
 from torch import Tensor
 
+from opteq.activations import Activation
 from opteq.equation import Gradients
+from opteq.errors import ConfigError
 from opteq.results import Certificate
 
 
@@ -75,3 +77,19 @@ class Similarity(ABC):
     @abstractmethod
     def hessian_bound(self, y: Tensor | None = None) -> Certificate:
         """`(batch,)` bound on `‖∇²S‖₂`: everywhere, or at a state."""
+
+    def curvature_bound(self) -> Certificate:
+        """`(batch,)` bound on the largest eigenvalue of `∇²S` over all states."""
+        return self.hessian_bound()
+
+    def rates(self, activation: Activation, push: float) -> tuple[float, float]:
+        """`(a, q)` for which `a / (1 - q)` is a Lipschitz constant of `x ↦ y*` for any `σ` like `activation`.
+
+        Args:
+            activation: `σ`.
+            push: a Lipschitz constant of `x ↦ c`.
+
+        Raises:
+            ConfigError: where none is known.
+        """
+        raise ConfigError(f"No Lipschitz bound is known for {type(self).__name__}.")

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import Self
 
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError
-from opteq.operators.base import LinearOperator, Weights
+from opteq.operators.base import LinearOperator
+from opteq.operators.bound import BoundOperator
 from opteq.operators.conv import Conv2d
+from opteq.operators.norms.base import Nonexpansive, NormControl, Weights
+from opteq.operators.starts import Start
 from opteq.options import check_count
 
 
 class Compose(LinearOperator):
     """`W = W_n ⋯ W_1`: operators applied from first to last.
 
-    Its norm is estimated on the product itself; its norm bound is the product of the bounds.
+    Its norm is estimated on the product itself; its norm bound is the product of the bounds. Where every factor
+    keeps a norm of at most 1 by construction so does the product, and no norm is estimated.
+
+    Args:
+        operators: the factors, first to last, each with its own way of keeping its norm.
+        norm: the way that the norm of the product is kept; the first factor carries the scale.
 
     Raises:
         ConfigError: if there is no operator, one is none of opteq's, or neighbouring channel numbers differ.
     """
 
-    def __init__(self, *operators: LinearOperator) -> None:
-        super().__init__()
+    def __init__(self, *operators: LinearOperator, norm: NormControl | None = None) -> None:
         for operator in operators:
             if not isinstance(operator, LinearOperator):
                 kind = type(operator)
@@ -39,73 +48,104 @@ class Compose(LinearOperator):
                     f"Expected matching channels, got {first.out_channels} from {first}"
                     f" into {second.in_channels} of {second}."
                 )
+        if norm is None and all(operator.norm_control.certified for operator in operators):
+            norm = Nonexpansive()
+        super().__init__(norm)
         # A ModuleList does not say what it holds.
         self.operators: list[LinearOperator] = nn.ModuleList(operators)  # type: ignore[assignment]
         self.in_channels, self.out_channels = operators[0].in_channels, operators[-1].out_channels
         self.sides = operators[0].sides
+        self.weight_count = sum(operator.weight_count for operator in operators)
 
     @property
     def weights(self) -> Weights:
         return tuple(w for op in self.operators for w in op.weights)
 
-    def matvec(self, weights: Weights, x: Tensor) -> Tensor:
-        for operator, part in self._split(weights):
-            x = operator.matvec(part, x)
+    def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundProduct:
+        factors, rest = [], weights
+        for operator in self.operators:
+            factors.append(operator.act(rest[: operator.weight_count], domain, error))
+            rest, domain = rest[operator.weight_count :], factors[-1].codomain
+        counts = tuple(operator.weight_count for operator in self.operators)
+        return BoundProduct(weights, factors[0].domain, error, self._memo, tuple(factors), counts)
+
+    def forward(self, x: Tensor, error: float = 0.0) -> Tensor:
+        for operator in self.operators:
+            x = operator(x, error=error)
         return x
 
-    def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        for operator, part in reversed(self._split(weights)):
-            y = operator.rmatvec(part, y)
+
+@dataclass(frozen=True, eq=False)
+class BoundProduct(BoundOperator):
+    """The product of bound operators, applied from first to last.
+
+    Attributes:
+        factors: the operators.
+        counts: how many weights each has.
+    """
+
+    factors: tuple[BoundOperator, ...]
+    counts: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        for factor in self.factors:
+            x = factor(x)
+        return x
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        for factor in reversed(self.factors):
+            y = factor.adjoint(y)
         return y
 
-    def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
-        parts, inputs = self._split(weights), [x]
-        for operator, part in parts[:-1]:
-            inputs.append(operator.matvec(part, inputs[-1]))
+    def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
+        inputs, cotangents = [[x for x, _ in pairs]], [y for _, y in pairs]
+        for factor in self.factors[:-1]:
+            inputs.append([factor(x) for x in inputs[-1]])
         gradients: Weights = ()
-        for (operator, part), before in zip(reversed(parts), reversed(inputs), strict=True):
-            gradients = operator.weight_gradient(part, before, y) + gradients
-            if before is not x:
-                y = operator.rmatvec(part, y)
+        for place, factor in reversed(list(enumerate(self.factors))):
+            gradients = factor.weight_gradient(*zip(inputs[place], cotangents, strict=True)) + gradients
+            if place:
+                cotangents = [factor.adjoint(y) for y in cotangents]
         return gradients
 
-    def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
-        for operator in self.operators:
-            domain = operator.codomain(domain)
-        return domain
+    def with_tensors(self, tensors: Weights) -> Self:
+        ends = accumulate(self.counts)
+        parts = [tensors[end - count : end] for count, end in zip(self.counts, ends, strict=True)]
+        factors = tuple(factor.with_tensors(part) for factor, part in zip(self.factors, parts, strict=True))
+        return replace(self, tensors=tuple(tensors), factors=factors)
 
-    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
-        bounds = []
-        for operator, part in self._split(weights):
-            bounds.append(operator.compute_norm_bound(part, domain))
-            domain = operator.codomain(domain)
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        return self.factors[-1].codomain
+
+    def quick_norm_bound(self) -> Tensor:
+        bounds = [factor.quick_norm_bound() for factor in self.factors]
         return math.prod(bounds[1:], start=bounds[0])
-
-    def _split(self, weights: Weights) -> list[tuple[LinearOperator, Weights]]:
-        parts, position = [], 0
-        for operator in self.operators:
-            count = len(operator.weights)
-            parts.append((operator, weights[position : position + count]))
-            position += count
-        return parts
 
 
 class DepthwiseSeparableConv2d(Compose):
     """A depthwise `k×k` convolution followed by a pointwise one: `(batch, in, H, W) ↦ (batch, out, H, W)`.
 
-    `multiplier` is the number of depthwise filters per input channel (Xie et al. 2022, Table 6).
+    `multiplier` is the number of depthwise filters per input channel (Xie et al. 2022, Table 6). The way
+    `norm` is that of both convolutions, `Ceiling()` that of their product.
 
     Raises:
         ConfigError: if a number is not whole or below 1, or `kernel_size` is even.
     """
 
     def __init__(
-        self, in_channels: int, out_channels: int, kernel_size: int = 3, multiplier: int = 1
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        multiplier: int = 1,
+        norm: NormControl | None = None,
+        start: Start | None = None,
     ) -> None:
         check_count("in_channels", in_channels)
         check_count("multiplier", multiplier)
         middle = in_channels * multiplier
         super().__init__(
-            Conv2d(in_channels, middle, kernel_size, groups=in_channels),
-            Conv2d(middle, out_channels, 1),
+            Conv2d(in_channels, middle, kernel_size, groups=in_channels, norm=norm, start=start),
+            Conv2d(middle, out_channels, 1, norm=norm, start=start),
         )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.grad import conv2d_weight
 
 from opteq.errors import ConfigError
-from opteq.operators import winograd
-from opteq.operators.base import LinearOperator, Weights
+from opteq.native import winograd
+from opteq.operators.base import LinearOperator
+from opteq.operators.bound import BoundOperator
+from opteq.operators.norms.base import NormControl, Weights
+from opteq.operators.starts import Start, initial_weight
 from opteq.options import check_count
-from opteq.rounding import tolerated, tolerating
 
 
 class Conv2d(LinearOperator):
@@ -23,15 +26,31 @@ class Conv2d(LinearOperator):
     The weight has shape `(out, in / groups, k, k)` as in `torch.nn.Conv2d`. The adjoint is again such
     a convolution, with channels exchanged and the kernel turned by 180°.
 
+    Args:
+        in_channels: channels of the images.
+        out_channels: channels that come out.
+        kernel_size: `k`, odd.
+        groups: number of groups of channels.
+        norm: the way that the norm of the convolution, padding included, is kept; `Ceiling()` unless given.
+        start: the initial values of the weight; `UniformStart()` unless given.
+
     Raises:
-        ConfigError: if a number is not whole or below 1, `kernel_size` is even, or `groups` does not divide
-            both channel numbers.
+        ConfigError: if a number is not whole or below 1, `kernel_size` is even, `groups` does not divide
+            both channel numbers, or for another `norm` or `start`.
     """
 
     sides = ("H", "W")
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int = 3, groups: int = 1) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int = 3,
+        groups: int = 1,
+        norm: NormControl | None = None,
+        start: Start | None = None,
+    ) -> None:
+        super().__init__(norm)
         check_count("in_channels", in_channels)
         check_count("out_channels", out_channels)
         check_count("kernel_size", kernel_size)
@@ -45,83 +64,100 @@ class Conv2d(LinearOperator):
             )
         self.in_channels, self.out_channels = in_channels, out_channels
         self.kernel_size, self.groups = kernel_size, groups
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels // groups, kernel_size, kernel_size))
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        shape = (out_channels, in_channels // groups, kernel_size, kernel_size)
+        self.weight = initial_weight(shape, start, groups)
+        self.norm_control.install(self)
 
     @property
     def weights(self) -> Weights:
-        return (self.weight,)
+        return (self.norm_control.weight(self),)
 
-    def matvec(self, weights: Weights, x: Tensor) -> Tensor:
-        (weight,) = weights
-        if self._attached_in_tolerance(weight, x):
-            return _Attached.apply(self, False, x, weight)
-        y = winograd.convolve(x, self._apart(weight), self.groups)
-        if y is None:
-            y = F.conv2d(x, weight, padding=self.kernel_size // 2, groups=self.groups)
-        return y
-
-    def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        (weight,) = weights
-        if self._attached_in_tolerance(weight, y):
-            return _Attached.apply(self, True, y, weight)
-        x = winograd.convolve(y, self._apart(weight), self.groups, adjoint=True)
-        if x is None:
-            x = F.conv_transpose2d(y, weight, padding=self.kernel_size // 2, groups=self.groups)
-        return x
-
-    def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
-        (weight,) = weights
-        gradient = winograd.weight_gradient(x, y, weight, self.groups)
-        if gradient is None:
-            gradient = conv2d_weight(x, weight.shape, y, padding=self.kernel_size // 2, groups=self.groups)
-        return (gradient,)
-
-    def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.out_channels, *domain[1:])
-
-    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
-        return circular_norm(weights[0], self.groups, domain[1:])
-
-    def _apart(self, weight: Tensor) -> Tensor:
-        """`weight`, as a tensor of this call where it is the stored one."""
-        # Kernels are kept with their tensor, and the stored one, which need be no parameter, may be changed
-        # without a trace.
-        return weight.view_as(weight) if weight is self.weight else weight
-
-    @staticmethod
-    def _attached_in_tolerance(weight: Tensor, image: Tensor) -> bool:
-        attached = torch.is_grad_enabled() and (image.requires_grad or weight.requires_grad)
-        # Autocast chooses a dtype of its own for each product.
-        free = not torch.is_autocast_enabled(image.device.type)
-        return attached and free and tolerated() >= winograd.SMALLEST_TOLERANCE
+    def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundConv2d:
+        return BoundConv2d(weights, domain, error, self._memo, self.groups)
 
     def extra_repr(self) -> str:
         groups = f", groups={self.groups}" if self.groups > 1 else ""
-        return f"{self.in_channels}, {self.out_channels}, {self.kernel_size}{groups}"
+        return f"{self.in_channels}, {self.out_channels}, {self.kernel_size}{groups}, norm={self.norm_control}"
+
+
+@dataclass(frozen=True, eq=False)
+class BoundConv2d(BoundOperator):
+    """The convolution of a weight; by Winograd's method where the `error` allows its rounding."""
+
+    groups: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._convolved(x, adjoint=False)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return self._convolved(y, adjoint=True)
+
+    def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
+        first, *others = (self._gradient(x, y) for x, y in pairs)
+        for gradient in others:
+            first.add_(gradient)
+        return (first,)
+
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        return (len(self.tensors[0]), *self.domain[1:])
+
+    def quick_norm_bound(self) -> Tensor:
+        return circular_norm(self.tensors[0], self.groups, self.domain[1:])
+
+    def _convolved(self, image: Tensor, adjoint: bool) -> Tensor:
+        (weight,) = self.tensors
+        if self._attached(image):
+            return _Attached.apply(self, adjoint, image, weight)
+        if winograd.fits(image, weight, self.groups, self.error, adjoint):
+            kernels = self._adjoint_kernels if adjoint else self._kernels
+            return winograd.convolve(image, kernels, weight.shape[1 if adjoint else 0])
+        product = F.conv_transpose2d if adjoint else F.conv2d
+        return product(image, weight, padding=weight.shape[2] // 2, groups=self.groups)
+
+    def _gradient(self, x: Tensor, y: Tensor) -> Tensor:
+        (weight,) = self.tensors
+        if winograd.fits_gradient(x, y, weight, self.groups, self.error):
+            return winograd.weight_gradient(x, y)
+        return conv2d_weight(x, weight.shape, y, padding=weight.shape[2] // 2, groups=self.groups)
+
+    @cached_property
+    def _kernels(self) -> Tensor:
+        return winograd.transformed(self.tensors[0], adjoint=False)
+
+    @cached_property
+    def _adjoint_kernels(self) -> Tensor:
+        return winograd.transformed(self.tensors[0], adjoint=True)
+
+    def _attached(self, image: Tensor) -> bool:
+        """Whether a product in the graph may be as rough as `error`."""
+        attached = torch.is_grad_enabled() and (image.requires_grad or self.tensors[0].requires_grad)
+        return attached and self.error > 0 and winograd.fits(
+            image.detach(), self.tensors[0].detach(), self.groups, self.error
+        )
 
 
 class _Attached(torch.autograd.Function):
     """`W x` or `Wᵀ x` in the autograd graph, with gradients as rough as the product may be."""
 
     @staticmethod
-    def forward(ctx: Any, operator: Conv2d, adjoint: bool, x: Tensor, weight: Tensor) -> Tensor:
-        ctx.operator, ctx.adjoint, ctx.tolerance = operator, adjoint, tolerated()
-        ctx.save_for_backward(x, weight)
-        return (operator.rmatvec if adjoint else operator.matvec)((weight,), x)
+    def forward(ctx: Any, bound: BoundConv2d, adjoint: bool, image: Tensor, weight: Tensor) -> Tensor:
+        # Without weights, which autograd keeps, and which it lets go.
+        ctx.bound, ctx.adjoint = bound.with_tensors(()), adjoint
+        ctx.save_for_backward(image, weight)
+        bound = bound.detach()
+        return bound.adjoint(image) if adjoint else bound(image)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        (x, weight), (g,) = ctx.saved_tensors, grad_outputs
-        operator, adjoint = ctx.operator, ctx.adjoint
-        image, gradient = None, None
-        with tolerating(ctx.tolerance):
-            if ctx.needs_input_grad[2]:
-                image = (operator.matvec if adjoint else operator.rmatvec)((weight,), g)
-            if ctx.needs_input_grad[3]:
-                pair = (g, x) if adjoint else (x, g)
-                (gradient,) = operator.weight_gradient((weight,), *pair)
-        return None, None, image, gradient
+        (image, weight), (g,) = ctx.saved_tensors, grad_outputs
+        bound, adjoint = ctx.bound.with_tensors((weight,)), ctx.adjoint
+        moved, gradient = None, None
+        if ctx.needs_input_grad[2]:
+            moved = bound(g) if adjoint else bound.adjoint(g)
+        if ctx.needs_input_grad[3]:
+            (gradient,) = bound.weight_gradient((g, image) if adjoint else (image, g))
+        return None, None, moved, gradient
 
 
 def circular_norm(weight: Tensor, groups: int, sides: tuple[int, ...]) -> Tensor:

@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
-from opteq.operators.base import LinearOperator, Weights
-from opteq.operators.packed import Packed, gram
+from opteq.native.packed import Packed, gram
+from opteq.operators.base import LinearOperator
+from opteq.operators.bound import BoundOperator
+from opteq.operators.norms.base import NormControl, Weights
+from opteq.operators.starts import Start, initial_weight
 from opteq.options import check_count
 
 
 class Dense(LinearOperator):
     """`x ↦ x Aᵀ` on vectors `(batch, in_channels)`, with `A` of shape `(out_channels, in_channels)`.
 
+    Args:
+        in_channels: columns of `A`.
+        out_channels: rows of `A`.
+        norm: the way that `‖A‖₂` is kept; `Ceiling()` unless given.
+        start: the initial values of `A`; `UniformStart()` unless given.
+
     Raises:
-        ConfigError: if a size is no whole number of at least 1.
+        ConfigError: if a size is no whole number of at least 1, or for another `norm` or `start`.
     """
 
-    def __init__(self, in_channels: int, out_channels: int) -> None:
-        super().__init__()
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        norm: NormControl | None = None,
+        start: Start | None = None,
+    ) -> None:
+        super().__init__(norm)
         check_count("in_channels", in_channels)
         check_count("out_channels", out_channels)
         self.in_channels, self.out_channels = in_channels, out_channels
-        self.weight = nn.Parameter(torch.empty(out_channels, in_channels))
-        nn.init.kaiming_uniform_(self.weight, a=math.sqrt(5))
+        self.weight = initial_weight((out_channels, in_channels), start)
+        self.norm_control.install(self)
 
     @property
     def weights(self) -> Weights:
-        return (self.weight,)
+        return (self.norm_control.weight(self),)
 
-    def matvec(self, weights: Weights, x: Tensor) -> Tensor:
-        return F.linear(x, weights[0])
+    def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundDense:
+        return BoundDense(weights, domain, error, self._memo)
 
-    def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        return F.linear(y, weights[0].mT)
+    def extra_repr(self) -> str:
+        return f"{self.in_channels}, {self.out_channels}, norm={self.norm_control}"
 
-    def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
-        return (y.mT @ x,)
 
-    def summed_weight_gradient(self, weights: Weights, *pairs: tuple[Tensor, Tensor]) -> Weights:
+@dataclass(frozen=True, eq=False)
+class BoundDense(BoundOperator):
+    """`x ↦ x Aᵀ`."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.tensors[0])
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return F.linear(y, self.tensors[0].mT)
+
+    def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
         # Into one matrix, which may be the largest tensor of a backward pass.
         (x, y), *others = pairs
         total = y.mT @ x
@@ -49,15 +73,18 @@ class Dense(LinearOperator):
             total.addmm_(y.mT, x)
         return (total,)
 
-    def gram(self, weights: Weights, products: int) -> Packed | None:
-        saved = products * (2 * self.in_channels - self.out_channels)
-        return Packed(gram(weights[0])) if saved > self.in_channels * self.out_channels else None
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        return (len(self.tensors[0]),)
 
-    def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
-        return (self.out_channels,)
+    def quick_norm_bound(self) -> Tensor:
+        return torch.linalg.matrix_norm(self.tensors[0].double(), 2) * (1 + 1e-12)
 
-    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
-        return torch.linalg.matrix_norm(weights[0].double(), 2) * (1 + 1e-12)
+    def gram(self, products: int) -> Packed | None:
+        out_channels, in_channels = self.tensors[0].shape
+        saved = products * (2 * in_channels - out_channels)
+        return self._gram if saved > in_channels * out_channels else None
 
-    def extra_repr(self) -> str:
-        return f"{self.in_channels}, {self.out_channels}"
+    @cached_property
+    def _gram(self) -> Packed:
+        return Packed(gram(self.tensors[0]))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from opteq.errors import ShapeError
-from opteq.operators.base import FixedOperator, Weights
+from opteq.operators.base import FixedOperator
+from opteq.operators.bound import BoundOperator
+from opteq.operators.norms.base import Nonexpansive, Weights
 from opteq.options import check_count
 
 
@@ -25,29 +29,39 @@ class AveragePool(FixedOperator):
     sides = ("H", "W")
 
     def __init__(self, channels: int, factor: int) -> None:
-        super().__init__()
+        super().__init__(Nonexpansive())
         check_count("channels", channels)
         check_count("factor", factor)
         self.in_channels = self.out_channels = channels
         self.factor = factor
 
-    def matvec(self, weights: Weights, x: Tensor) -> Tensor:
-        self._check(x.shape[2:])
-        return F.avg_pool2d(x, self.factor)
-
-    def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
-        return F.interpolate(y / self.factor**2, scale_factor=self.factor, mode="nearest")
-
-    def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
-        self._check(domain[1:])
-        return (domain[0], *(n // self.factor for n in domain[1:]))
-
-    def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
-        return torch.tensor(1 / self.factor, dtype=torch.float64)
+    def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundPool:
+        if any(n % self.factor for n in domain[1:]):
+            raise ShapeError(f"Expected height and width divisible by {self.factor}, got {domain[1:]}.")
+        return BoundPool((), domain, error, self._memo, self.factor)
 
     def extra_repr(self) -> str:
         return f"{self.in_channels}, factor={self.factor}"
 
-    def _check(self, sides: tuple[int, ...]) -> None:
-        if any(n % self.factor for n in sides):
-            raise ShapeError(f"Expected height and width divisible by {self.factor}, got {tuple(sides)}.")
+
+@dataclass(frozen=True, eq=False)
+class BoundPool(BoundOperator):
+    """The averaging of images of one size."""
+
+    factor: int
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.avg_pool2d(x, self.factor)
+
+    def adjoint(self, y: Tensor) -> Tensor:
+        return F.interpolate(y / self.factor**2, scale_factor=self.factor, mode="nearest")
+
+    def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
+        return ()
+
+    @property
+    def codomain(self) -> tuple[int, ...]:
+        return (self.domain[0], *(n // self.factor for n in self.domain[1:]))
+
+    def quick_norm_bound(self) -> Tensor:
+        return torch.tensor(1 / self.factor, dtype=torch.float64)

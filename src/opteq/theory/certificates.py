@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from opteq.equation import Equation
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
-from opteq.maps.affine import AffineEquation
-from opteq.maps.kernelbranches import KernelBranchesEquation
-from opteq.maps.multibranch import MultiBranchEquation
-from opteq.maps.parallel import ParallelEquation
-from opteq.maps.similarity import SimilarityEquation
-from opteq.operators.base import sharp_norms
-from opteq.results import Certificate, Described, State, combined, distance, map_state
+from opteq.results import Certificate, Described, State, distance, map_state, norm
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
-from opteq.solvers.rows import row_norms
-from opteq.solvers.space import Space
 from opteq.theory.lipschitz import expect_module
-from opteq.theory.minimisers import largest_curvature
 
 _REFERENCE = Anderson(tol=1e-12, max_steps=2000)
 
@@ -58,11 +48,8 @@ class LayerCertificate(Described):
 def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
     """Certify the equilibria that a layer finds for a batch of inputs.
 
-    The layer runs as it is; its answer is then examined in float64, with the same weights. Where `T`
-    contracts with constant `L < 1`, the Banach fixed-point theorem gives
-    `‖z - z*‖ ≤ ‖T(z) - z‖ / (1 - L)`. Gaussian kernel maps have a sharper bound, see
-    `distance_factor`, and so have coupled branches, see `MultiBranchEquation.distance_bound` and
-    `KernelBranchesEquation.distance_bound`.
+    The layer runs as it is; its answer is then examined in float64, with the same weights, by what its
+    equation says of itself: `contraction`, `distance_bound` and `objective` of `opteq.equation.Equation`.
 
     Args:
         layer: the layer.
@@ -85,66 +72,23 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
             "In training the regulariser makes one system of the batch, with no certificate for a sample;"
             " call eval() first."
         )
-    solution = layer.solve(x)
-    computed = solution.state
-    if solution.value is not computed and not isinstance(equation, KernelBranchesEquation):
-        raise ConfigError(
-            f"{type(layer.map).__name__} reads out something else than its state, which is what is certified."
-        )
+    computed = layer.solve(x).state
     equation = equation.with_tensors(tuple(t.detach().double() for t in equation.tensors))
     z = map_state(Tensor.double, computed)
-    space = Space(z)
-    image = space.flatten(equation(z))
-    change = row_norms(image - space.flatten(z))
+    image = equation(z)
     reference, info = solve_fixed_point(equation, z, _REFERENCE)
     gap = distance(equation.readout(reference), equation.readout(z))
-    with sharp_norms(layer.map):
-        contraction, local = equation.contraction(), equation.contraction(z)
-        if isinstance(equation, MultiBranchEquation | KernelBranchesEquation):
-            bound = equation.distance_bound(z)
-        else:
-            factor = distance_factor(equation)
-            # Not 0 · ∞: an exact fixed point need not be the only one.
-            bound = replace(
-                factor, value=torch.where(torch.isinf(factor.value), torch.inf, change * factor.value)
-            )
     objective = at_reference = None
-    if equation.has_energy:
-        objective = equation.energy(z)
-        at_reference = equation.energy(reference).where(info.converged, torch.nan)
+    if equation.objective is not None:
+        objective = equation.objective(z)
+        at_reference = equation.objective(reference).where(info.converged, torch.nan)
     return LayerCertificate(
         computed,
-        change / row_norms(image).clamp(min=torch.finfo(torch.float64).tiny),
-        contraction,
-        local,
-        bound,
+        distance(z, image) / norm(image).clamp(min=torch.finfo(torch.float64).tiny),
+        equation.contraction(),
+        equation.contraction(z),
+        equation.distance_bound(z),
         Certificate(gap.where(info.converged, torch.nan), "estimate", ("The reference is the equilibrium.",)),
         objective,
         at_reference,
     )
-
-
-def distance_factor(equation: Equation) -> Certificate:
-    """`(batch,)` `κ` with `‖z - z*‖ ≤ κ ‖T(z) - z‖`; infinite where none is known.
-
-    `1 / (1 - L)` where `T` contracts with constant `L`. A similarity with `∇²S ⪯ h I` and `‖∇²S‖ ≤ s` makes
-    `G = f + ½‖·‖² - S` strongly convex with modulus `m = 1 - h`. The image `p = T(y)` has the
-    subgradient `(∇S(y) - ∇S(p))`, no longer than `s‖y - p‖`, hence `‖p - y*‖ ≤ (s/m)‖y - p‖` and
-    `κ = 1 + s/m`. For the Gaussian `h = 2e^{-3/2}s`, and `κ` stays finite up to `s = 2.24`. Independent
-    branches have the largest of their factors. An affine change `A⁻¹∘T∘A` has `A z` no further than
-    `κ‖M‖‖T(z) - z‖` from the equilibrium of `T`, hence the factor `‖M⁻¹‖‖M‖κ` with the `κ` of `T`, whether
-    it contracts itself or not.
-    """
-    if isinstance(equation, ParallelEquation):
-        parts = [distance_factor(branch) for branch in equation.branches]
-        return combined(parts, torch.stack([part.value for part in parts]).amax(0))
-    if isinstance(equation, AffineEquation):
-        inner = distance_factor(equation.inner)
-        return replace(inner, value=inner.value * torch.linalg.cond(equation.matrix))
-    contraction = equation.contraction()
-    value = torch.where(contraction.value < 1, 1 / (1 - contraction.value), torch.inf)
-    if isinstance(equation, SimilarityEquation):
-        s = equation.similarity.hessian_bound().value
-        modulus = 1 - largest_curvature(equation.similarity).value
-        value = torch.minimum(value, torch.where(modulus > 0, 1 + s / modulus, torch.inf))
-    return Certificate(value, contraction.kind, contraction.assumptions)

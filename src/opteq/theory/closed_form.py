@@ -7,28 +7,28 @@ from torch import Tensor
 
 from opteq.errors import ConfigError
 from opteq.maps.optequnit import OptEqEquation
-from opteq.operators.dense import Dense
+from opteq.operators.dense import BoundDense
 
 
 def closed_form_objective(equation: OptEqEquation, z: Tensor) -> Tensor:
     """`(batch,)` `φ(z) = (1/μ)1ᵀσ̃*(μW⁻ᵀz) - ⟨c, W⁻ᵀz⟩ - ½‖z‖²` (Xie et al. 2022, Eq. 4).
 
     `σ̃*(v) = f(v) + ½v²`; where `μW⁻ᵀz` leaves the range of `σ` by more than rounding, `φ` is infinite. For
-    ReLU it is a quadratic on the cone `W⁻ᵀz ≥ 0`. For other operators use `equation.energy`, the dual `Q`,
+    ReLU it is a quadratic on the cone `W⁻ᵀz ≥ 0`. For other operators use `equation.objective`, the dual `Q`,
     which has the same minimisers.
 
     Raises:
         ConfigError: if `W` is not a square invertible dense matrix.
     """
-    if not isinstance(equation.operator, Dense):
+    if not isinstance(equation.W, BoundDense):
         raise ConfigError(
-            "The closed form needs a dense `W`; use `energy`, which has the same minimisers, for others."
+            "The closed form needs a dense `W`; use `objective`, which has the same minimisers, for others."
         )
-    (weight,) = equation.weights
+    (weight,) = equation.W.tensors
     if weight.shape[0] != weight.shape[1] or torch.linalg.matrix_rank(weight) < len(weight):
         raise ConfigError(
             f"The closed form needs a square invertible `W`, got one of shape {tuple(weight.shape)}"
-            f" and rank {int(torch.linalg.matrix_rank(weight))}; use `energy`, which has the same minimisers."
+            f" and rank {int(torch.linalg.matrix_rank(weight))}; use `objective`, which has the same minimisers."
         )
     lifted = torch.linalg.solve(weight.mT, z.mT).mT
     y = equation.mu * lifted

@@ -1,4 +1,4 @@
-"""Moreau envelopes of hidden objectives, computed from energies alone."""
+"""Moreau envelopes of hidden objectives, computed from objectives alone."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _HALVINGS = 30
 class Envelope:
     """`F = αM_φ^{1-α}` for a proximal equation, `T = prox_φ`, `0 < α < 1`.
 
-    Everything is derived from `ψ(v) = ½‖v‖² - Q(v)`, `Q` being the equation's `energy`; the map `T` is never
+    Everything is derived from `ψ(v) = ½‖v‖² - Q(v)`, `Q` being the equation's `objective`; the map `T` is never
     evaluated. The `v` with
 
         (1-α) v + α∇ψ(v) = z
@@ -36,7 +36,7 @@ class Envelope:
     """
 
     def __init__(self, equation: Equation, alpha: float) -> None:
-        if not equation.proximal:
+        if equation.structure != "proximal":
             raise ConfigError(f"Expected a proximal equation, got {type(equation).__name__}.")
         if not 0 < alpha < 1:
             raise ConfigError(
@@ -57,7 +57,7 @@ class Envelope:
         v = self._preimage(z)
         p = gradient_of_potential(self.equation, v)
         # Fenchel's equality at p = ∇ψ(v): φ(p) = ψ*(p) - ½‖p‖² = Q(v) - ½‖v - p‖².
-        phi = self.equation.energy(v) - 0.5 * _squares(v - p)
+        phi = _objective(self.equation, v) - 0.5 * _squares(v - p)
         return self.alpha * (phi + 0.5 * _squares(z - p) / (1 - self.alpha))
 
     def _preimage(self, z: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Envelope:
         """`v - α∇Q(v) - z`, the gradient of the objective, and products with its derivative at `v`."""
         with torch.enable_grad():
             point = space.restore(v).detach().requires_grad_()  # type: ignore[union-attr]
-            (slope,) = torch.autograd.grad(self.equation.energy(point).sum(), point, create_graph=True)
+            (slope,) = torch.autograd.grad(_objective(self.equation, point).sum(), point, create_graph=True)
 
         def hessian(p: Tensor) -> Tensor:
             (product,) = torch.autograd.grad(
@@ -100,11 +100,16 @@ class Envelope:
 
 
 def gradient_of_potential(equation: Equation, v: Tensor) -> Tensor:
-    """`∇ψ(v) = v - ∇Q(v)` by automatic differentiation of the energy `Q`; `T(v)` for a proximal `T`."""
+    """`∇ψ(v) = v - ∇Q(v)` by automatic differentiation of the objective `Q`; `T(v)` for a proximal `T`."""
     with torch.enable_grad():
         point = v.detach().requires_grad_()
-        (slope,) = torch.autograd.grad(equation.energy(point).sum(), point)
+        (slope,) = torch.autograd.grad(_objective(equation, point).sum(), point)
     return point.detach() - slope
+
+
+def _objective(equation: Equation, v: Tensor) -> Tensor:
+    assert equation.objective is not None
+    return equation.objective(v)
 
 
 def _squares(x: Tensor) -> Tensor:

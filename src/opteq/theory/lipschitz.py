@@ -12,200 +12,60 @@ from torch import Tensor, nn
 from opteq.activations import ReLU
 from opteq.errors import ConfigError, NonFiniteError
 from opteq.layer import EquilibriumLayer
-from opteq.maps.base import EquilibriumMap, Injection, state_shape
-from opteq.maps.deep import DeepOptEq
-from opteq.maps.gaussian import ADAPTIVE_NUMERATOR, GaussianMap
-from opteq.maps.kernel import KernelMap
-from opteq.maps.multibranch import MOptEq, MultiBranchEquation
+from opteq.maps.base import EquilibriumMap, Injection
+from opteq.maps.gaussian import GaussianMap
 from opteq.maps.optequnit import OptEqEquation, OptEqUnit
-from opteq.maps.parallel import Parallel
 from opteq.objectives.gaussian import GaussianSimilarity
-from opteq.objectives.inner_product import InnerProductSimilarity
 from opteq.objectives.patches import WholeSample
-from opteq.operators.base import LinearOperator, sharp_norms
+from opteq.operators.base import LinearOperator
 from opteq.operators.conv import circular_norm
 from opteq.results import Certificate, State, map_state, tensors_of
 from opteq.theory.bounds import published_lipschitz_geq, published_lipschitz_optequnit
 
-CONCAVITY = 2 * math.exp(-1.5)
-"""`A = e^{-u}(I - 2γrrᵀ)` with `u = γ‖r‖²` has no eigenvalue below minus this, reached at `u = 3/2`."""
-
-# `max d^{3/2}e^{-γd} · ‖dγ/dc‖` in units of `‖W_h‖²`, with γ = 0.2/M.
-_ADAPTIVE_PUSH = 2 * (1.5 / math.e) ** 1.5 / math.sqrt(ADAPTIVE_NUMERATOR)
-
 
 @torch.no_grad()
-def equilibrium_lipschitz(map: EquilibriumMap, x: Tensor) -> Certificate:
+def equilibrium_lipschitz(map: EquilibriumMap, x: State) -> Certificate:
     """A Lipschitz constant of `x ↦ z*(x)`, in Euclidean norms, for inputs shaped like `x`.
 
-    With `s = ‖W‖`, slopes `D` of the activation in `[0, L_σ]` and `c = U x + b`, differentiating the
-    equilibrium gives
-
-    - for `OptEqUnit`, `dz = B(μI - BᵀB)⁻¹D^½ dc` with `B = WᵀD^½`, `‖B‖² ≤ L_σs²`, hence
-      `‖U‖ · L_σs / (μ - L_σs²)`. It is attained where every slope is `L_σ`, as by a ReLU whose units
-      are all active, so that `s` and `‖U‖` alone allow no smaller one;
-    - for `GaussianMap` with fixed `γ`, `dy = D^½(I + D^½WᵀAWD^½)⁻¹D^½WᵀA dc` with
-      `-2e^{-3/2}I ⪯ A ⪯ I`, hence `‖U‖ · L_σs / (1 - 2e^{-3/2}L_σs²)`; patches put `‖W_h‖²` beside `s`
-      and `s²`. Any admissible activation will do, where Li et al. 2023, Proposition 3, ask for a ReLU;
-    - for `GaussianMap` with adaptive `γ`, which changes with `x`, `1 + 2√N (3/2e)^{3/2}/√0.2`, with `N` the
-      number of patches, times as much. `γ = 0.2/M` has `‖dγ‖ ≤ 0.4M^{-3/2}‖W_h‖‖dc‖`, and the forces
-      `e^{-γd}G r` change with `γ` at most by `d^{3/2}e^{-γd}‖W_h‖ ≤ (3/2eγ)^{3/2}‖W_h‖`: `γ` cancels;
-    - for a `KernelMap` with `|k''|‖c‖²/n ≤ κ` for all inputs, as `normalise` ensures for the sigmoid and
-      for degree 2, and `σ(0) = 0`,
-
-          ‖U‖ · L_σ (a + κρ) / (1 - q),     q = L_σ(s² + κ),
-
-      where `a` bounds `|k'|`, and `ρ` `‖y‖/‖c‖`. The Hessian `WᵀW + k''ccᵀ/n` in `y` is at most `q/L_σ` in
-      norm, and the derivative of `k'(t)c` in `c` is `k'I + k''c(Ry)ᵀ/n`, with the reflection
-      `R = I - 2ccᵀ/‖c‖²` where `n` grows with `‖c‖²` and `R = I` where `n = 1`: at most `a + κρ`. From
-      `‖y‖ ≤ L_σ(s²‖y‖ + |k'|‖c‖)` follows `ρ = L_σ sup|k'|/(1 - L_σs²)`; or, since
-      `|k'(t)| ≤ k'(0) + sup|k''||t|`, `ρ = L_σk'(0)/(1 - q)` and `a = k'(0) + κρ`, whichever are smaller. The
-      linear kernel, with `κ = 0` and `a = 1`, needs no `σ(0) = 0`;
-    - for `DeepOptEq`, whose map has constants `a` in `x` and `q` in `z`, `a / (1 - q)`;
-    - for `Parallel`, the root of the sum of the squares of the branches' constants: all of them read `x`;
-    - for `MOptEq`, with `r = max_i L_σ‖W_i‖²/μ_i`, `g = 1 + λ(C-1)` and `q = rg < 1`,
-
-          √r p (1 + 2rλ(C-1)/(1 - q)) / (1 - q),     p² = Σ_i L_σ‖U_i‖²/μ_i.
-
-      With `B = diag(μ_i^{-½}D_i^½W_i)`, `‖B‖² ≤ r`, and the width `t` of `D_τ` held, `dz = Bᵀv` with
-      `(I - B ∂h Bᵀ)v = diag(μ_i^{-½}D_i^½) dc`. There `B ∂h Bᵀ ⪯ gBBᵀ ⪯ qI`, whence `√r p / (1 - q)`:
-      attained by equal branches with heritage alone, all units active. But `t = τ·mean ‖z⁰_i‖²`,
-      `z⁰ = T(0)`, moves with `x`, and `h` with it, at most by `λ(C-1)‖z‖·|dt|/t`, because of `|N_kl| ≤ t`
-      where it does. With `|dt|/t ≤ 2‖dz⁰‖/‖z⁰‖`, `‖dz⁰‖ ≤ √r p‖dx‖` and `‖z‖ ≤ ‖z⁰‖/(1 - q)`, which is
-      `distance_bound` of the equation at 0, both `t` and `τ` cancel. What is left enters as `dc` does,
-      behind a `B`.
+    The equation knows how its equilibrium follows its injections, `Equation.equilibrium_lipschitz`, and the map
+    which modules these come from, whose constants are those of `lipschitz_bound`. The derivations are with the
+    equations: `a/(1 - q)` for units, chains of them, and what wraps them, `SimilarityEquation` with
+    `GaussianSimilarity.rates` and `InnerProductSimilarity.rates` for kernels, `MultiBranchEquation` for coupled
+    branches; independent branches have the root of the sum of squares, since all of them read `x`.
 
     Args:
-        map: an `OptEqUnit`, `DeepOptEq`, `GaussianMap` or `KernelMap`, a `Parallel` of such, or an `MOptEq`
-            of `OptEqUnit`s.
+        map: an equilibrium map.
         x: a batch of inputs; only its shape matters.
 
     Raises:
-        ConfigError: for other maps, norms too large for a bound, a `U` without a known Lipschitz constant, a
-            kernel whose curvature inputs leave unbounded, or an `MOptEq` that jumps, with perturbations in
-            force or branches coupled by the hard sign.
+        ConfigError: where no bound is known: other maps, norms too large, a `U` without a known Lipschitz
+            constant, a kernel whose curvature inputs leave unbounded, perturbations in force, branches
+            coupled by the hard sign, or a subclass that overrides `bind` and does not say what reads its input.
         NonFiniteError: for weights that are NaN or infinite.
     """
     expect_module(map)
-    with sharp_norms(map):
-        value = torch.tensor(_equilibrium_bound(map, _example(x)), dtype=torch.float64)
-    return Certificate(value, "bound", ("Inputs are shaped like `x`.",))
+    example = _example(x)
+    pushes = [_bound(operator, example) for operator in _injections(map)]
+    value = map.bind(example).equilibrium_lipschitz(iter(pushes))
+    return Certificate(torch.tensor(value, dtype=torch.float64), "bound", ("Inputs are shaped like `x`.",))
 
 
-def _equilibrium_bound(map: EquilibriumMap, x: Tensor) -> float:
-    match map:
-        case Parallel():
-            return math.hypot(*(_equilibrium_bound(branch, x) for branch in map.maps))
-        case MOptEq():
-            return _coupled_bound(map, x)
-        case OptEqUnit():
-            push, pull = _unit_rates(map, x)
-        case DeepOptEq():
-            push, pull = _deep_rates(map, x)
-        case GaussianMap():
-            push, pull = _gaussian_rates(map, x)
-        case KernelMap():
-            push, pull = _kernel_rates(map, x)
-        case _:
-            raise ConfigError(f"No Lipschitz bound is known for {type(map).__name__}.")
-    return push / _room(pull)
+def _injections(map: EquilibriumMap) -> tuple[nn.Module, ...]:
+    """What reads the input of a map, as said by the class that binds it, and by no base of that."""
+    for part in map.modules():
+        if isinstance(part, EquilibriumMap):
+            binds, says = (_definer(type(part), name) for name in ("bind", "injections"))
+            if not issubclass(says, binds):
+                raise ConfigError(
+                    f"{binds.__name__} overrides `bind`, so that the bound of {says.__name__} need not hold for"
+                    " it; give it `injections` of its own, the modules that read `x`."
+                )
+    return map.injections
 
 
-def _room(pull: float) -> float:
-    if pull >= 1:
-        raise ConfigError(
-            f"No Lipschitz bound holds for weights this large: the bound {pull:.3f} on how the map changes"
-            " with its state is not below 1; keep ‖W‖ smaller with `max_norm`."
-        )
-    return 1 - pull
-
-
-def _unit_rates(unit: OptEqUnit, x: Tensor) -> tuple[float, float]:
-    """Lipschitz constants of `T` in `x` and in `z`."""
-    equation = unit.bind(x)
-    shape = state_shape(equation.operator, equation.injection)
-    s = equation.operator.norm_bound(shape, equation.weights).item()
-    steepness = equation.activation.lipschitz * s / equation.mu
-    return steepness * _bound(unit.injection.operator, x), steepness * s
-
-
-def _coupled_bound(map: MOptEq, x: Tensor) -> float:
-    if map.perturbing:
-        raise ConfigError(
-            "Perturbations follow signs, which jump: no Lipschitz bound holds; call eval() first, and leave"
-            " out `perturb_at_inference`."
-        )
-    if map.coupling is None:
-        return _equilibrium_bound(Parallel(map.units), x)
-    if map.coupling.hard:
-        raise ConfigError("With tau=0 the map jumps: no Lipschitz bound holds; give the coupling a `tau`.")
-    equation = map.bind(x)
-    if not isinstance(equation, MultiBranchEquation):
-        raise ConfigError(
-            "No Lipschitz bound is known for coupled kernel maps: the width of D_τ is that of the first W y,"
-            " which may vanish where the later ones do not; couple OptEqUnits instead."
-        )
-    pull = equation.branches.contraction().value.max().item()
-    room = _room(equation.uniqueness().value.max().item())
-    push = math.hypot(
-        *(
-            math.sqrt(unit.activation.lipschitz / unit.mu) * _bound(unit.injection.operator, x)
-            for unit in map.units
-            if isinstance(unit, OptEqUnit)
-        )
-    )
-    # What the width adds: nothing without a D_τ.
-    drift = pull * (equation.coupling.gain - map.coupling.heritage) if equation.coupling.tensors else 0.0
-    return math.sqrt(pull) * push * (1 + 2 * drift / room) / room
-
-
-def _deep_rates(deep: DeepOptEq, x: Tensor) -> tuple[float, float]:
-    push, pull = 0.0, 1.0
-    for unit, skip in zip(deep.units, deep.skips, strict=True):
-        alpha = float(skip())
-        unit_push, unit_pull = _unit_rates(unit, x)
-        step = alpha * unit_pull + 1 - alpha
-        push, pull = step * push + alpha * unit_push, step * pull
-    return push, pull
-
-
-def _gaussian_rates(map: GaussianMap, x: Tensor) -> tuple[float, float]:
-    equation = map.bind(x)
-    similarity = equation.similarity
-    assert isinstance(similarity, GaussianSimilarity)
-    s = similarity.operator.norm_bound(similarity.shape, similarity.weights).item()
-    curvature = equation.contraction().value.max().item()  # L_σ s² ‖W_h‖²
-    push = curvature / s * _bound(map.injection.operator, x) if s else 0.0
-    if map.gamma == "adaptive":
-        patches = similarity.split(similarity.injection).shape[1]
-        push *= 1 + math.sqrt(patches) * _ADAPTIVE_PUSH
-    return push, CONCAVITY * curvature
-
-
-def _kernel_rates(map: KernelMap, x: Tensor) -> tuple[float, float]:
-    similarity, slope, kernel = map.bind(x).similarity, map.activation.lipschitz, map.kernel
-    assert isinstance(similarity, InnerProductSimilarity)
-    pull = slope * similarity.norm_bound().value.item() ** 2
-    curvature = map.curvature_bound(map.max_norm or math.inf)
-    steepest = kernel.largest_slope
-    if curvature:
-        zero = torch.zeros((), dtype=torch.float64)
-        if map.activation(zero):
-            raise ConfigError(
-                f"No Lipschitz bound is known for {kernel} with an activation that is not 0 at 0, such as"
-                f" {map.activation}; use relu or tanh."
-            )
-        if math.isinf(curvature):
-            raise ConfigError(
-                f"No Lipschitz bound holds for {kernel} here: its curvature grows with the input; use"
-                " `normalise`, a `max_norm` and a kernel of bounded curvature."
-            )
-        first = kernel.slope(zero).abs().item()
-        length = slope * steepest / _room(pull)
-        pull += slope * curvature
-        length = min(length, slope * first / _room(pull))
-        steepest = min(steepest, first + curvature * length) + curvature * length
-    return slope * steepest * _bound(map.injection.operator, x), pull
+def _definer(cls: type, name: str) -> type:
+    """The class that defines an attribute of `cls`."""
+    return next(base for base in cls.__mro__ if name in vars(base))
 
 
 @torch.no_grad()
@@ -236,24 +96,21 @@ def published_lipschitz(layer: EquilibriumLayer, x: Tensor) -> Certificate:
                 "Proposition 3 is about an OptEqUnit with mu=1 or a GaussianMap without patches, with fixed"
                 f" `gamma`, both with ReLU; got {map}. Use `equilibrium_lipschitz`."
             )
-    with sharp_norms(map):
-        equation = map.bind(x)
-        y = layer(x)
-        assert isinstance(y, Tensor)
-        if isinstance(equation, OptEqEquation):
-            shape = state_shape(equation.operator, equation.injection)
-            s = equation.operator.norm_bound(shape, equation.weights).item()
-            bound = published_lipschitz_optequnit(max(s, _bound(map.injection.operator, x)))
-            return Certificate(s * bound.value, bound.kind, bound.assumptions)
-        similarity = equation.similarity
-        assert isinstance(similarity, GaussianSimilarity)
-        s = similarity.operator.norm_bound(similarity.shape, similarity.weights).item()
-        return published_lipschitz_geq(
-            similarity.attention(y).max().item(),
-            max(s, _bound(map.injection.operator, x)),
-            similarity.gamma.max().item(),
-            max(t.flatten(1).norm(dim=1).max().item() for t in (x, y)),
-        )
+    equation, y = map.bind(x), layer(x)
+    assert isinstance(y, Tensor)
+    largest_u = _bound(map.injection.operator, x)
+    if isinstance(equation, OptEqEquation):
+        s = equation.W.norm_bound().item()
+        bound = published_lipschitz_optequnit(max(s, largest_u))
+        return Certificate(s * bound.value, bound.kind, bound.assumptions)
+    similarity = equation.similarity
+    assert isinstance(similarity, GaussianSimilarity)
+    return published_lipschitz_geq(
+        similarity.attention(y).max().item(),
+        max(similarity.W.norm_bound().item(), largest_u),
+        similarity.gamma.max().item(),
+        max(t.flatten(1).norm(dim=1).max().item() for t in (x, y)),
+    )
 
 
 @torch.no_grad()
@@ -340,7 +197,7 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
         case EquilibriumLayer():
             return equilibrium_lipschitz(stage.map, x).value.item()
         case LinearOperator():
-            return stage.norm_bound(tuple(x.shape[1:])).item()
+            return stage.bind(tuple(x.shape[1:])).quick_norm_bound().item()
         case Injection(operator=operator):
             return _bound(operator, x)
         case nn.Linear():

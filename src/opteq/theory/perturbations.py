@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
@@ -65,7 +63,7 @@ def reconstruction_bound(layer: EquilibriumLayer, x: Tensor, size: float) -> Ten
         raise ConfigError(f"Proposition 2 needs an opteq operator as `U`, to know its norm, got {U}.")
     state_shape = tuple(unit.bind(x).initial().shape[1:])
     norms = {
-        "W": min(unit.W.norm(state_shape).item(), unit.max_norm or math.inf),
+        "W": min(unit.W.norm(state_shape).item(), unit.W.norm_control.kept(unit.max_norm)),
         "U": U.norm(tuple(x.shape[1:])).item(),
     }
     for name, norm in norms.items():
@@ -81,6 +79,6 @@ def _objective_gradient(layer: EquilibriumLayer, x: Tensor) -> Tensor:
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         equation = layer.bind(x)
-        if not equation.has_energy:
+        if equation.objective is None:
             raise ConfigError(f"{type(layer.map).__name__} has no scalar objective to raise.")
-        return torch.autograd.grad(equation.energy(z).sum(), x)[0]
+        return torch.autograd.grad(equation.objective(z).sum(), x)[0]

@@ -82,7 +82,7 @@ def _blocks(equation: ChainEquation | MultiBlockEquation, state: State) -> tuple
 
 
 def _unit(unit: object) -> tuple[Equation, float]:
-    if not isinstance(unit, SkipEquation) or not unit.proximal:
+    if not isinstance(unit, SkipEquation) or unit.structure != "proximal":
         raise ConfigError(
             f"Expected the units of a deep OptEq, got {type(unit).__name__}; Theorem 2 is about those."
         )

@@ -1,0 +1,188 @@
+"""What maps of coupled branches share: sweeps, perturbations, and whether equilibria are unique."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Generic, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from opteq.equation import Equation
+from opteq.errors import ConfigError
+from opteq.maps.base import EquilibriumMap, check_branches, expect_operator
+from opteq.maps.kernel import KernelMap
+from opteq.maps.optequnit import OptEqUnit
+from opteq.objectives.coupling import HeritageDiversity, check_channels
+from opteq.operators.base import LinearOperator
+from opteq.options import check_flag, is_number
+from opteq.results import State, tensors_of
+
+_SWEEPS = ("jacobi", "gauss-seidel")
+
+Unit = TypeVar("Unit", bound=OptEqUnit | KernelMap)
+
+
+class CoupledMap(EquilibriumMap, Generic[Unit]):
+    """Branches on one input that are coupled by heritage and diversity.
+
+    Perturbation enhanced training (Li et al. 2022, §2.3): branch `i` reads `g_i = x - δ_{i-1}` with the
+    perturbation `δ_i = ε sign(U_iᵀy_i)` that raises the objective of the branch before most, `δ_0 = 0`. Algorithm 2
+    renews `δ` in every evaluation, whose jumps leave the map without a fixed point. Here it is taken
+    before the solve, from the `y_i` of one evaluation without coupling, and constant from then
+    on, also in the backward pass; nearly all of its signs are those at the equilibrium.
+
+    Args:
+        units: the branches. Their `z_i` have the same channels `C`.
+        coupling: heritage and diversity.
+        sweep: `"jacobi"`, all branches at once, or `"gauss-seidel"`, one after the other, each
+            from the newest states (Algorithm 2). The equilibria and their implicit gradients are the same.
+        perturbation: `ε ≥ 0`, in the units of `x`; needs opteq operators `U`.
+        perturb_at_inference: perturb in eval mode as well, not only in training.
+
+    Raises:
+        ConfigError: for options out of range, branches of another kind, one branch or unequal channels, or a
+            perturbation through a `U` that is no opteq operator.
+    """
+
+    kind: ClassVar[type[OptEqUnit | KernelMap]]
+    """What the branches are."""
+    curvature: ClassVar[str] = ""
+    """What a kernel adds to the printed `q`."""
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        coupling: HeritageDiversity | None = None,
+        sweep: str = "jacobi",
+        perturbation: float = 0.0,
+        perturb_at_inference: bool = False,
+    ) -> None:
+        super().__init__()
+        check_branches(units)
+        coupling = HeritageDiversity() if coupling is None else coupling
+        if not all(isinstance(unit, self.kind) for unit in units):
+            names = ", ".join(type(unit).__name__ for unit in units)
+            raise ConfigError(
+                f"Expected the branches of {type(self).__name__} to be {self.kind.__name__}s, got {names};"
+                " MOptEq takes units, KernelMOptEq kernel maps."
+            )
+        if sweep not in _SWEEPS:
+            raise ConfigError(f"Expected `sweep` to be one of {', '.join(_SWEEPS)}, got {sweep!r}.")
+        if not (is_number(perturbation) and perturbation >= 0):
+            raise ConfigError(f"Expected `perturbation` to be a number of at least 0, got {perturbation!r}.")
+        if not isinstance(coupling, HeritageDiversity):
+            raise ConfigError(f"Expected `coupling` to be HeritageDiversity(...) or None, got {coupling!r}.")
+        check_channels([self.channels(unit) for unit in units])
+        check_flag("perturb_at_inference", perturb_at_inference)
+        if perturbation:
+            for unit in units:
+                expect_operator(unit.injection.operator, "U")
+        # A ModuleList does not say what it holds.
+        self.units: list[Unit] = nn.ModuleList(units)  # type: ignore[assignment]
+        self.coupling, self.sweep = coupling, sweep
+        self.perturbation, self.perturb_at_inference = float(perturbation), perturb_at_inference
+        # Whether q < 1 is imposed by the ceilings of the units, or was looked at once.
+        self.uniqueness_checked = self._strength(self._ceilings()) < 1
+        if coupling.hard:
+            warnings.warn(
+                "With tau=0 the map jumps and in general has no fixed point: solves stall, near a residual of"
+                " 1e-3 at weight=0.01 and 32 channels. Give the coupling a positive `tau` to converge.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    @staticmethod
+    @abstractmethod
+    def channels(unit: Unit) -> int:
+        """`C` of the `z` of a branch."""
+
+    @abstractmethod
+    def strength(self, unit: Unit, ceiling: float, norm: float) -> float:
+        """`q` of one branch with `‖W‖ = norm`, after a `max_norm` of `ceiling` has reduced it and the kernel."""
+
+    @property
+    def sequential(self) -> bool:
+        """Whether an evaluation goes through the branches one after the other."""
+        return self.sweep == "gauss-seidel"
+
+    @property
+    def gain(self) -> float:
+        """`1 + λ(C-1)`."""
+        return self.coupling.gain(self.channels(self.units[0]))
+
+    @property
+    def perturbing(self) -> bool:
+        """Whether `x` is perturbed in the present mode."""
+        return self.perturbation > 0 and (self.training or self.perturb_at_inference)
+
+    @property
+    def injections(self) -> tuple[nn.Module, ...]:
+        if self.perturbing:
+            raise ConfigError(
+                "Perturbations follow signs, which jump: no Lipschitz bound holds; call eval() first, and leave"
+                " out `perturb_at_inference`."
+            )
+        return tuple(operator for unit in self.units for operator in unit.injections)
+
+    def bind_units(self, x: State, error: float) -> tuple[list[Equation], tuple[Tensor, ...]]:
+        """The equations of the branches, the input perturbed in between, and the first iterate of each."""
+        bound: list[Equation] = []
+        seen = x
+        for unit in self.units:
+            bound.append(unit.bind(seen, error))
+            if self.perturbing and len(bound) < len(self.units):
+                assert isinstance(x, Tensor)
+                seen = x - self._perturbation(unit, bound[-1], x)
+        first = tuple(t for equation in bound for t in tensors_of(equation.first_iterate()))
+        if not self.uniqueness_checked:
+            self.check_uniqueness(first)
+        return bound, first
+
+    def check_uniqueness(self, state: State) -> float:
+        """`q` on states shaped like `state`, the ceilings applied; warns if it is not below 1.
+
+        `bind` calls this once where the ceilings alone do not keep it there. Set `uniqueness_checked`
+        to spare it.
+        """
+        self.uniqueness_checked = True
+        pairs = zip(self.units, tensors_of(state), strict=True)
+        q = self._strength(self._ceilings(), [unit.W.norm(tuple(z.shape[1:])).item() for unit, z in pairs])
+        if q >= 1:
+            cure = "`normalise`, a `max_norm` and a kernel of bounded curvature."
+            if math.isfinite(q):
+                largest = 1 / math.sqrt(self._strength([1.0] * len(self.units)))
+                cure = f"a `max_norm` below {largest:.3g}, or the coupling a smaller `weight`."
+            warnings.warn(
+                f"L_σ(‖W‖²(1 + λ(C-1)){self.curvature}) = {q:.3g} is not below 1, with"
+                f" λ = {self.coupling.weight:g} and C = {self.channels(self.units[0])}: equilibria need not be"
+                f" unique, nor solves converge. Give the units {cure}",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        return q
+
+    @abstractmethod
+    def hidden(self, unit: Unit, equation: Equation) -> Tensor:
+        """`y` of one branch after an evaluation without coupling."""
+
+    @torch.no_grad()
+    def _perturbation(self, unit: Unit, equation: Equation, x: Tensor) -> Tensor:
+        operator = unit.injection.operator
+        assert isinstance(operator, LinearOperator)
+        y = self.hidden(unit, equation)
+        return self.perturbation * operator.bind(tuple(x.shape[1:])).adjoint(y).sign()
+
+    def _ceilings(self) -> list[float]:
+        return [unit.W.norm_control.kept(unit.max_norm) for unit in self.units]
+
+    def _strength(self, ceilings: Sequence[float], norms: Sequence[float] | None = None) -> float:
+        """The largest `q` that these ceilings allow, or the one for these norms of the `W_i` below them."""
+        parts = zip(self.units, ceilings, norms or [math.inf] * len(self.units), strict=True)
+        return max(self.strength(*part) for part in parts)
+
+    def extra_repr(self) -> str:
+        return f"coupling={self.coupling}, sweep={self.sweep}, perturbation={self.perturbation}"

@@ -1,0 +1,125 @@
+"""An estimate of an operator's norm that follows its training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from opteq.once import once
+from opteq.operators.bound import BoundOperator, same
+from opteq.operators.lanczos import largest_ritz_pair
+from opteq.operators.norms.base import Weights
+
+# Lanczos steps that follow the weights in training, and those between restarts of a settled estimate.
+_TRAIN_STEPS, _SETTLED_STEPS, _RESTARTS = 10, 20, 50
+_SHARE = 0.1
+# Residual of a settled singular vector, in units of the machine epsilon.
+_SETTLED_EPS = 100
+
+
+class NormEstimate:
+    """`‖W‖₂`, by power iteration on `WᵀW` speeded up by Lanczos' method.
+
+    Never above the true norm, to rounding. Differentiable, once, with respect to the weights; a value right to a
+    relative `ε` has a derivative right to about `√ε`. The singular vector persists: in training a few steps
+    follow the changing weights, and while the weights stay the same so does the estimate. In eval mode, and
+    at the first call, the iteration runs until it has settled.
+
+    Attributes:
+        value: the last estimate, None before the first.
+    """
+
+    def __init__(self) -> None:
+        self._known: _SingularVector | None = None
+        self.value: Tensor | None = None
+
+    def __call__(self, bound: BoundOperator, training: bool) -> Tensor:
+        """The estimate for an operator whose products are as exact as the dtype."""
+        # Low precision would spoil the estimate, which is cheap, so it ignores autocast.
+        device = bound.tensors[0].device.type if bound.tensors else "cpu"
+        with torch.autocast(device, enabled=False):
+            norm = _Norm.apply(bound, self._vector(bound.detach(), training), *bound.tensors)
+        self.value = norm.detach()
+        return norm
+
+    def knows(self, weights: Weights) -> bool:
+        """Whether the last estimate was of these weights."""
+        return self._known is not None and same(self._known.weights, weights)
+
+    # What is kept must serve a later backward pass too, which tensors of inference mode cannot.
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _vector(self, bound: BoundOperator, training: bool) -> Tensor:
+        weights, known = bound.tensors, self._known
+        example = weights[0] if weights else torch.empty(0)
+        if known is not None and known.vector.shape[1:] != bound.domain:
+            known = None
+        settled = not (training and known is not None)
+        if known is not None and known.serves(weights, settled):
+            return known.vector
+
+        def gram(v: Tensor) -> Tensor:
+            return bound.adjoint(bound(v))
+
+        if known is not None and not settled:
+            # A step of an optimizer can turn the singular vectors altogether. Every direction keeps a
+            # share, and a few Lanczos steps find the one that has become the largest.
+            start = known.vector.to(example) + _SHARE * _random_unit(bound.domain).to(example)
+            _, vector = largest_ritz_pair(gram, start, _TRAIN_STEPS)
+        else:
+            # In eval mode the estimate depends on the weights alone, whatever went before.
+            vector = _random_unit(bound.domain).to(example)
+            for _ in range(_RESTARTS):
+                value, vector = largest_ritz_pair(gram, vector, _SETTLED_STEPS)
+                # The value settles long before the vector, on which the gradient of the norm rests.
+                residual = (gram(vector) - value * vector).norm()
+                if residual <= _SETTLED_EPS * torch.finfo(example.dtype).eps * value:
+                    break
+        self._known = _SingularVector(vector, tuple(w.clone() for w in weights), settled)
+        return vector
+
+
+@dataclass(frozen=True)
+class _SingularVector:
+    """A right singular vector of the largest value for these weights; settled, or a few steps near it."""
+
+    vector: Tensor
+    weights: Weights
+    settled: bool
+
+    def serves(self, weights: Weights, settled: bool) -> bool:
+        alike = all(a.dtype == b.dtype for a, b in zip(self.weights, weights, strict=True))
+        return self.settled >= settled and alike and same(self.weights, weights)
+
+
+class _Norm(torch.autograd.Function):
+    """`‖W v‖` as a function of the weights, for a right singular vector `v` of the largest value.
+
+    Its gradient is that of the largest singular value, in which the change of `v` does not enter. In
+    the second derivative it does, so that one is refused.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, bound: BoundOperator, vector: Tensor, *weights: Tensor) -> Tensor:
+        image = bound.with_tensors(weights)(vector)
+        norm = image.norm()
+        ctx.bound = bound.with_tensors(())
+        ctx.save_for_backward(vector, image / norm.clamp(min=torch.finfo(norm.dtype).tiny), *weights)
+        return norm
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        vector, direction, *weights = ctx.saved_tensors
+        with torch.no_grad(), torch.autocast(vector.device.type, enabled=False):
+            gradients = ctx.bound.with_tensors(tuple(weights)).weight_gradient((vector, direction))
+        advice = "give the operator a `norm` other than Ceiling(), or the map max_norm=None."
+        return (None, None, *(grad_outputs[0] * once(g, weights, advice) for g in gradients))
+
+
+def _random_unit(domain: tuple[int, ...]) -> Tensor:
+    # A seeded start makes runs and data-parallel processes agree.
+    vector = torch.randn((1, *domain), generator=torch.Generator().manual_seed(0))
+    return vector / vector.norm()

@@ -1,0 +1,71 @@
+"""The interface of ways to keep an operator's norm."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+Weights = tuple[Tensor, ...]
+
+
+class NormControl(ABC):
+    """A way to keep `‖W‖₂ ≤ ζ`: immutable options; parameters that it needs belong to the operator.
+
+    The ceiling `ζ` is asked for by the map that `W` belongs to, see `LinearOperator.bind`.
+
+    Attributes:
+        certified: whether `weight` has a norm of at most 1 by construction, on images of every size. It is
+            then scaled to `ζ` itself (1 where none is asked for): no norm is estimated.
+    """
+
+    certified: ClassVar[bool] = False
+
+    def install(self, operator: nn.Module) -> None:  # noqa: B027 - most ways need nothing more
+        """Make parameters of an operator from its initial `weight`, which is a parameter already."""
+
+    def weight(self, operator: nn.Module) -> Tensor:
+        """The weight of an operator before it is scaled."""
+        return operator.weight  # type: ignore[return-value]
+
+    def kept(self, ceiling: float | None) -> float:
+        """What `‖W‖₂` is kept below where a map asks for `ceiling`; infinite where nothing keeps it."""
+        return math.inf
+
+    @abstractmethod
+    def scaled(self, weights: Weights, ceiling: float | None, norm: Callable[[], Tensor]) -> Weights:
+        """Weights as they act, from those of `weight`; of several factors the first carries the scale.
+
+        Args:
+            weights: of the operator, or of the factors of a product.
+            ceiling: `ζ`, or None.
+            norm: the estimate of `‖W‖₂` with these weights, differentiable.
+        """
+
+
+class Nonexpansive(NormControl):
+    """`ζ W` with the `W` of `weight`, whose norm is at most 1, rounding included."""
+
+    certified = True
+
+    def kept(self, ceiling: float | None) -> float:
+        return 1.0 if ceiling is None else ceiling
+
+    def scaled(self, weights: Weights, ceiling: float | None, norm: Callable[[], Tensor]) -> Weights:
+        return weights if ceiling is None or not weights else times(weights, ceiling)
+
+
+def times(weights: Weights, factor: float | Tensor) -> Weights:
+    """The weights of a multiple of an operator."""
+    first, *rest = weights
+    return (first * factor, *rest)
+
+
+def rounding(weight: Tensor) -> float:
+    """A factor below 1 that makes up for what rounding adds to the norm of a weight of this size."""
+    terms = weight.numel() // min(weight.shape[:2])
+    return 1 - 4 * terms * torch.finfo(weight.dtype).eps

@@ -1,0 +1,33 @@
+"""A norm that is scaled down where it exceeds its ceiling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from opteq.operators.norms.base import NormControl, Weights, times
+from opteq.options import strict_options
+
+
+@strict_options
+@dataclass(frozen=True)
+class Ceiling(NormControl):
+    """`W · min(1, ζ/‖W‖₂)`, differentiable (Xie et al. 2022, §5; the norm that of the operator).
+
+    The norm is that of `W` on its inputs, padding included, followed by an estimate from below; certificates
+    use a bound in its place. Without a `ζ` the weights are used as they are. What lies above `ζ` does not
+    change the function, so that nothing keeps the stored weight from growing in training: an
+    `EquilibriumLayer` brings it back to `ζ` when it has become half as large again.
+    """
+
+    def kept(self, ceiling: float | None) -> float:
+        return math.inf if ceiling is None else ceiling
+
+    def scaled(self, weights: Weights, ceiling: float | None, norm: Callable[[], Tensor]) -> Weights:
+        if ceiling is None or not weights:
+            return weights
+        size = norm()
+        return weights if size <= ceiling else times(weights, (ceiling / size).to(weights[0].dtype))

@@ -1,0 +1,79 @@
+"""Weights that stay orthogonal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from opteq.errors import ConfigError
+from opteq.operators.norms.base import Nonexpansive, rounding
+from opteq.options import strict_options
+
+
+@strict_options
+@dataclass(frozen=True)
+class Orthogonal(Nonexpansive):
+    """`W = ζ Q` with orthonormal rows or columns, all of whose singular values are `ζ`, or 0 by its shape.
+
+    A matrix: `Q` of the QR factorisation of the weight, the one with a positive diagonal of `R`.
+
+    A `k×k` convolution: `Q` as its middle, after `2(k - 1)` convolutions of two pixels each, `[P, I - P]`, across
+    and down, with orthogonal projections `P` onto half of the channels (Xiao et al. 2018; Li et al. 2019,
+    block convolution orthogonal parametrisation). Two of them with `P` and `I - P` come to a shift by one pixel
+    and nothing else, which is where they start: the kernel is delta-orthogonal then, and orthogonal on an
+    infinite plane, hence of a norm of at most 1 on a zero-padded image, ever after. Its parameters are the
+    `weight` of the middle, `(out, in, 1, 1)`, and `spans`, whose columns span what the `P` project onto.
+
+    Raises:
+        ConfigError: for a convolution with one input channel to a group, which could only be a shift.
+    """
+
+    def install(self, operator: nn.Module) -> None:
+        stored = super().weight(operator).detach()
+        if stored.dim() == 2:
+            return
+        groups, channels, size = getattr(operator, "groups", 1), stored.shape[1], stored.shape[2]
+        if channels == 1 and size > 1:
+            raise ConfigError(
+                "An orthogonal convolution of one input channel to a group can only be a shift; use another"
+                " `norm`, such as AlmostOrthogonal(), or fewer groups."
+            )
+        half = size // 2
+        operator.weight = nn.Parameter(stored[:, :, half : half + 1, half : half + 1].clone())
+        # For each group, pair of convolutions and axis: the columns of P's span, then those of I - P.
+        bases = torch.linalg.qr(torch.randn(groups, half, 2, channels, channels)).Q
+        operator.register_parameter("spans", nn.Parameter(bases.to(stored)))
+
+    def weight(self, operator: nn.Module) -> Tensor:
+        stored = super().weight(operator)
+        if stored.dim() == 2:
+            return _orthonormal(stored) * rounding(stored)
+        middle = _orthonormal(stored[..., 0, 0].unflatten(0, (getattr(operator, "groups", 1), -1)))
+        across, down = (_shifts(part) for part in operator.get_parameter("spans").unbind(2))
+        kernel = torch.einsum("goa,gyab,gxbc->gocyx", middle, down, across).flatten(0, 1)
+        return kernel * rounding(kernel)
+
+
+def _orthonormal(matrix: Tensor) -> Tensor:
+    """The `Q` of `QR` with a positive diagonal of `R`, of the transposed matrix where that is the taller one."""
+    tall = matrix.shape[-2] >= matrix.shape[-1]
+    q, r = torch.linalg.qr(matrix if tall else matrix.mT)
+    q = q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q.dtype)[..., None, :]
+    return q if tall else q.mT
+
+
+def _shifts(spans: Tensor) -> Tensor:
+    """The product of all `[P, I - P]` along one axis, from spans `(groups, pairs, n, n)`: `(groups, k, n, n)`."""
+    groups, _, n, _ = spans.shape
+    identity = torch.eye(n, dtype=spans.dtype, device=spans.device)
+    product = identity.expand(groups, 1, n, n)
+    for pair in spans.unbind(1):
+        for columns in pair.split((n // 2, n - n // 2), dim=-1):
+            q = torch.linalg.qr(columns).Q
+            p = (q @ q.mT)[:, None]
+            # One pixel further for the part of I - P.
+            product = F.pad(product @ p, (0, 0, 0, 0, 0, 1)) + F.pad(product @ (identity - p), (0, 0, 0, 0, 1, 0))
+    return product
