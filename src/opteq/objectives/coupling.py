@@ -12,10 +12,11 @@ from torch import Tensor
 
 from opteq.equation import Gradients
 from opteq.errors import ConfigError
+from opteq.native.packed import multiply_each
 from opteq.objectives.ring import End, Junction, Ring
-from opteq.operators.packed import multiply_each
 from opteq.options import require, strict_options
 from opteq.results import State, sample_sums, tensors_of
+from opteq.rounding import tolerated
 
 
 @strict_options
@@ -301,10 +302,10 @@ def _spread(meeting: _Meeting, curvature: Tensor | None) -> Tensor:
 def _product(left: Tensor, right: Tensor) -> Tensor:
     # In full precision: N is compared with a width far below its size.
     with torch.autocast(left.device.type, enabled=False):
-        return multiply_each(left, right)
+        return multiply_each(left, right, error=tolerated())
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, factor: float = 1) -> Tensor:
     """`total + factor · left @ right`, in place."""
     with torch.autocast(left.device.type, enabled=False):
-        return multiply_each(left, right, total, factor)
+        return multiply_each(left, right, total, factor, error=tolerated())

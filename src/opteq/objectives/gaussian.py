@@ -11,11 +11,12 @@ from torch import Tensor
 
 from opteq.equation import Gradients
 from opteq.layouts import zero_state
-from opteq.objectives.forces import force_in_place, response_in_place
+from opteq.native.forces import force_in_place, response_in_place
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.base import LinearOperator, Weights
 from opteq.results import Certificate
+from opteq.rounding import tolerated
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,9 +119,11 @@ class GaussianSimilarity(Similarity):
 
     def _force(self, offset: Tensor) -> Tensor:
         """The image of the `e_i G r_i`. Overwrites `offset`, whose patches `-r_i` may be views of it."""
-        forces = force_in_place(offset, self.patches, self.gram, self.gamma)
-        if forces is not None:
-            return forces
+        if isinstance(self.patches, Patches) and self.gram is not None:
+            cut = (self.patches.channels, self.patches.size)
+            forces = force_in_place(offset, self.gram, self.gamma, *cut, error=tolerated())
+            if forces is not None:
+                return forces
         residual = self.split(offset)
         projected = self.project(residual)
         product = residual * projected if projected is residual else _times(residual, projected)
@@ -155,7 +158,10 @@ class _GaussianLinearization(SimilarityLinearization):
     def product(self, v: Tensor) -> Tensor:
         s, at = self._similarity, self._at
         lifted = s.operator.matvec(s.weights, v)
-        response = response_in_place(lifted, s.patches, s.gram, s.gamma, at.projected, at.weight)
+        response = None
+        if isinstance(s.patches, Patches) and s.gram is not None:
+            state, cut = (at.projected, at.weight), (s.patches.channels, s.patches.size)
+            response = response_in_place(lifted, s.gram, s.gamma, *state, *cut, error=tolerated())
         if response is None:
             patches = s.split(lifted)
             response = s.merge(self._response(s.project(patches), self._overlap(patches)))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.grad import conv2d_weight
 
 from opteq.errors import ConfigError
-from opteq.operators import winograd
+from opteq.native import winograd
 from opteq.operators.base import LinearOperator, Weights
 from opteq.options import check_count
 from opteq.rounding import tolerated, tolerating
@@ -56,26 +56,23 @@ class Conv2d(LinearOperator):
         (weight,) = weights
         if self._attached_in_tolerance(weight, x):
             return _Attached.apply(self, False, x, weight)
-        y = winograd.convolve(x, self._apart(weight), self.groups)
-        if y is None:
-            y = F.conv2d(x, weight, padding=self.kernel_size // 2, groups=self.groups)
-        return y
+        if winograd.fits(x, weight, self.groups, tolerated()):
+            return winograd.convolve(x, winograd.transformed(weight, adjoint=False), self.out_channels)
+        return F.conv2d(x, weight, padding=self.kernel_size // 2, groups=self.groups)
 
     def rmatvec(self, weights: Weights, y: Tensor) -> Tensor:
         (weight,) = weights
         if self._attached_in_tolerance(weight, y):
             return _Attached.apply(self, True, y, weight)
-        x = winograd.convolve(y, self._apart(weight), self.groups, adjoint=True)
-        if x is None:
-            x = F.conv_transpose2d(y, weight, padding=self.kernel_size // 2, groups=self.groups)
-        return x
+        if winograd.fits(y, weight, self.groups, tolerated(), adjoint=True):
+            return winograd.convolve(y, winograd.transformed(weight, adjoint=True), self.in_channels)
+        return F.conv_transpose2d(y, weight, padding=self.kernel_size // 2, groups=self.groups)
 
     def weight_gradient(self, weights: Weights, x: Tensor, y: Tensor) -> Weights:
         (weight,) = weights
-        gradient = winograd.weight_gradient(x, y, weight, self.groups)
-        if gradient is None:
-            gradient = conv2d_weight(x, weight.shape, y, padding=self.kernel_size // 2, groups=self.groups)
-        return (gradient,)
+        if winograd.fits_gradient(x, y, weight, self.groups, tolerated()):
+            return (winograd.weight_gradient(x, y),)
+        return (conv2d_weight(x, weight.shape, y, padding=self.kernel_size // 2, groups=self.groups),)
 
     def codomain(self, domain: tuple[int, ...]) -> tuple[int, ...]:
         return (self.out_channels, *domain[1:])
@@ -83,18 +80,12 @@ class Conv2d(LinearOperator):
     def compute_norm_bound(self, weights: Weights, domain: tuple[int, ...]) -> Tensor:
         return circular_norm(weights[0], self.groups, domain[1:])
 
-    def _apart(self, weight: Tensor) -> Tensor:
-        """`weight`, as a tensor of this call where it is the stored one."""
-        # Kernels are kept with their tensor, and the stored one, which need be no parameter, may be changed
-        # without a trace.
-        return weight.view_as(weight) if weight is self.weight else weight
-
     @staticmethod
     def _attached_in_tolerance(weight: Tensor, image: Tensor) -> bool:
         attached = torch.is_grad_enabled() and (image.requires_grad or weight.requires_grad)
         # Autocast chooses a dtype of its own for each product.
         free = not torch.is_autocast_enabled(image.device.type)
-        return attached and free and tolerated() >= winograd.SMALLEST_TOLERANCE
+        return attached and free and tolerated() >= winograd.SMALLEST_ERROR
 
     def extra_repr(self) -> str:
         groups = f", groups={self.groups}" if self.groups > 1 else ""

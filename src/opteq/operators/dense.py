@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from opteq.native.packed import Packed, gram
 from opteq.operators.base import LinearOperator, Weights
-from opteq.operators.packed import Packed, gram
 from opteq.options import check_count
 
 

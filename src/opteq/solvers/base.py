@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
+from opteq.native.rows import hold, norms, observe
 from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.rounding import tolerating
 from opteq.solvers.progress import Progress
-from opteq.solvers.rows import hold, norms, observe
 from opteq.solvers.space import Space
 from opteq.untraced import untraced
 

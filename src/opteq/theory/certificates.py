@@ -15,11 +15,11 @@ from opteq.maps.kernelbranches import KernelBranchesEquation
 from opteq.maps.multibranch import MultiBranchEquation
 from opteq.maps.parallel import ParallelEquation
 from opteq.maps.similarity import SimilarityEquation
+from opteq.native.rows import row_norms
 from opteq.operators.base import sharp_norms
 from opteq.results import Certificate, Described, State, combined, distance, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
-from opteq.solvers.rows import row_norms
 from opteq.solvers.space import Space
 from opteq.theory.lipschitz import expect_module
 from opteq.theory.minimisers import largest_curvature
