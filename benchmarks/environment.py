@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from opteq.operators import winograd
+from opteq import native
 
 
 def environment(device: torch.device) -> dict[str, str]:
@@ -18,7 +18,7 @@ def environment(device: torch.device) -> dict[str, str]:
         "cores used": str(torch.get_num_threads()),
         "system": f"{platform.system()}-{platform.machine()}",
         "python": platform.python_version(),
-        "compiled code": "yes" if winograd.available() else "no",
+        "compiled code": "yes" if native.available() else "no",
     }
     if device.type == "cuda":
         facts["accelerator"] = torch.cuda.get_device_name(device)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import settings
 
 from opteq import native
-from opteq.solvers import rows
 
 # The gate gives the same answer every time, and does not measure time.
 settings.register_profile("opteq", deadline=None, derandomize=True, print_blob=True)
@@ -19,5 +18,5 @@ def way(request, monkeypatch):
     """Both ways of doing what there is compiled code for."""
     if request.param == "PyTorch":
         monkeypatch.setattr(native, "enabled", False)
-    elif rows.compiled() is None:
+    elif not native.available():
         pytest.skip("no C compiler, or another processor")

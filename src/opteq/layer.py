@@ -22,7 +22,7 @@ from opteq.options import check_flag
 from opteq.results import Solution, SolveInfo, State, Trace
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
-from opteq.solvers.rows import row_norms
+from opteq.native.rows import row_norms
 from opteq.solvers.space import Space
 
 Kind = TypeVar("Kind")

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from opteq.solvers import rows
+from opteq.native import rows
 from opteq.solvers.anderson import Anderson
 
 RIDGE = 10 * torch.finfo(torch.float32).eps

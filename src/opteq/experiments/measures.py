@@ -21,7 +21,7 @@ from opteq.evaluation.corruptions import corrupted_accuracy
 from opteq.evaluation.scores import detection, known_divergence, reliability, unknown_divergence
 from opteq.evaluation.trace import first_call
 from opteq.models.branches import BranchClassifier
-from opteq.solvers.rows import row_norms
+from opteq.native.rows import row_norms
 from opteq.solvers.space import Space
 
 REPEATS = 9

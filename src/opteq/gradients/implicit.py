@@ -10,12 +10,12 @@ from torch import Tensor
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.gradients.base import AdjointMethod, Report
+from opteq.native.rows import row_norms
 from opteq.options import require, require_bounded_solve, strict_options
 from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
 from opteq.solvers.linear import conjugate_gradients, gmres
-from opteq.solvers.rows import row_norms
 from opteq.solvers.space import Space
 
 _METHODS = ("auto", "cg", "anderson", "gmres")

@@ -10,9 +10,9 @@ from torch.utils.checkpoint import checkpoint
 
 from opteq.equation import Equation
 from opteq.gradients.base import DirectMethod
+from opteq.native.rows import row_norms
 from opteq.options import require, strict_options
 from opteq.results import SolveInfo, State, like, map_state, tensors_of
-from opteq.solvers.rows import row_norms
 from opteq.solvers.sam import SAM
 from opteq.solvers.space import Space
 

@@ -13,10 +13,9 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
+from opteq.native.rows import hold, norms, observe
 from opteq.results import SolveInfo, State, map_state, tensors_of
-from opteq.rounding import tolerating
 from opteq.solvers.progress import Progress
-from opteq.solvers.rows import hold, norms, observe
 from opteq.solvers.space import Space
 from opteq.untraced import untraced
 
@@ -154,8 +153,7 @@ def find_fixed_point(
             x = advance(x, *seen)
 
     while True:
-        with tolerating(solver.tol):
-            image = function(space.restore(x))
+        image = function(space.restore(x))
         f, g, sizes = observed(image, x)
         going, lost = progress.record(sizes)
         if lost:

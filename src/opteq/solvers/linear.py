@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from opteq.native.rows import descend, row_norms, row_products, turn
 from opteq.results import SolveInfo
 from opteq.solvers.base import check_tolerance
-from opteq.solvers.rows import descend, row_norms, row_products, turn
 
 Matvec = Callable[[Tensor], Tensor]
 

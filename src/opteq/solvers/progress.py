@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import torch
 from torch import Tensor
 
+from opteq.native.rows import judge
 from opteq.results import SolveInfo
-from opteq.solvers.rows import Record, compiled
 
 
 class Progress:
@@ -36,11 +34,6 @@ class Progress:
         self._converged = torch.zeros_like(self.active)
         self._taken = torch.full((batch,), max_steps, dtype=torch.long, device=device)
         self._residuals: list[Tensor] = []
-        self._library = compiled() if device.type == "cpu" else None
-        kept = (self.active, self._converged, self._taken)
-        # Where C finds it; nothing here moves any of it.
-        self._record = Record(*(t.data_ptr() for t in kept), scale, tol, tiny, batch)
-        self._lost = ctypes.c_size_t()
 
     def record(self, norms: Tensor) -> tuple[int, int]:
         """Enter one evaluation; samples that reached the tolerance or are no longer finite stop.
@@ -52,25 +45,9 @@ class Progress:
             The number of samples that go on, and of those that are not finite, lately or since long.
         """
         self.steps += 1
-        if self._library is not None:
-            residuals = norms.new_empty(norms.shape[0])
-            self._residuals.append(residuals)
-            found = (norms.data_ptr(), self.steps, residuals.data_ptr(), self._lost)
-            return self._library.opteq_rows_judge(self._record, *found), self._lost.value
-        changes, sizes = norms.unbind(1)
-        # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.
-        infinite = ~torch.isfinite(changes)
-        residuals = self.scale * changes / sizes.clamp(min=self.tiny)
-        # An image too large for its norm has come nowhere.
-        residuals.masked_fill_(sizes.isinf() & ~infinite, torch.inf)
-        residuals.masked_fill_(~self.active, torch.nan)
+        kept = (self.active, self._converged, self._taken)
+        residuals, going, lost = judge(norms, *kept, self.steps, self.scale, self.tol, self.tiny)
         self._residuals.append(residuals)
-        reached = residuals <= self.tol
-        stops = self.active & (reached | infinite)
-        self._converged |= reached
-        self._taken.masked_fill_(stops, self.steps)
-        self.active &= ~stops
-        going, lost = torch.stack((self.active.sum(), infinite.sum())).tolist()
         return going, lost
 
     def info(self, dtype: torch.dtype) -> SolveInfo:

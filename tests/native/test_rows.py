@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from opteq.solvers import rows
+from opteq.native import rows
 
 pytestmark = pytest.mark.usefixtures("way")
 

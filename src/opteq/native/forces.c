@@ -9,9 +9,9 @@
 
 #include "products.h"
 
-// Images, which follow one another, and how they are cut into patches.
+// How an image is cut into patches.
 typedef struct {
-    size_t batch, height, width, channels, size, piece;
+    size_t width, channels, size, piece;
 } cutting;
 
 // A literal count takes an instruction or two.
@@ -45,14 +45,14 @@ static float inner(const float *a, const float *b, size_t length) {
     return sum;
 }
 
-// Overwrites images of offsets r with the forces -e G r, e = exp(-γ rᵀG r). Where the patches p = G r and e of a
+// Overwrites images, which follow one another, of offsets r with the forces -e G r, e = exp(-γ rᵀG r). Where the patches p = G r and e of a
 // state are given, overwrites images of changes q with those of the forces, e (2γ (pᵀq) p - G q). `gamma` has one
 // number for each image, `metric` is G, contiguous. Returns whether there was no memory, and then nothing is changed.
-int opteq_forces(float *images, const cutting *cut, const float *metric, const float *gamma, const float *projected,
-                 const float *weights, int threads) {
-    cutting c = *cut;
-    size_t length = c.size * c.size * c.piece, rows = c.height / c.size;
-    size_t count = c.width / c.size * (c.channels / c.piece), matrix = count * length;
+int opteq_forces(float *images, const float *metric, const float *gamma, const float *projected, const float *weights,
+                 size_t batch, size_t height, size_t width, size_t channels, size_t size, size_t piece, int threads) {
+    cutting c = {width, channels, size, piece};
+    size_t length = size * size * piece, rows = height / size;
+    size_t count = width / size * (channels / piece), matrix = count * length;
     float *packed = room(length * filled(length)), *space = room(2 * threads * matrix);
     int failed = !packed || !space;
     for (size_t o = 0; o < length && !failed; o += PANEL)
@@ -61,9 +61,9 @@ int opteq_forces(float *images, const cutting *cut, const float *metric, const f
     for (int part = 0; part < threads; part++) {
         if (failed) continue;
         float *patches = space + 2 * part * matrix, *products = patches + matrix;
-        size_t last = (part + 1) * c.batch * rows / threads;
-        for (size_t row = part * c.batch * rows / threads; row < last; row++) {
-            float *pixels = images + row * c.size * c.width * c.channels;
+        size_t last = (part + 1) * batch * rows / threads;
+        for (size_t row = part * batch * rows / threads; row < last; row++) {
+            float *pixels = images + row * size * width * channels;
             carry(pixels, patches, c, 0);
             for (size_t o = 0; o < length; o += PANEL)
                 panel(patches, length, packed + o * length, products + o, length, length, count,

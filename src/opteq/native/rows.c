@@ -182,38 +182,27 @@ static void choose(const double *gram, size_t apart, size_t used, size_t newest,
     a[best] = 1;
 }
 
-// What Anderson's method keeps of its rows: `memory` changes and as many candidates of each, one after the other,
-// the matrix of the changes' inner products, and, for restarts, the size of the smallest change since the last one,
-// the same at the last look, and the number of the first iterate that the row may use. With them the options: the ridge
-// of the weights, and how many times the smallest change a change may be.
-struct history {
-    const float *changes, *candidates;
-    double *gram, *best, *before;
-    int64_t *born;
-    double ridge, growth;
-    size_t rows, memory, n;
-};
-
-// Whether a row whose newest change has this size is to restart: it has grown too much or, if that is looked at, none
-// since the last look was smaller than the smallest then.
-static int restarts(const struct history *h, size_t row, double size, int look) {
-    int restart = size > h->growth * h->best[row];
-    if (size < h->best[row]) h->best[row] = size;
+// Whether a row whose newest change has this size is to restart: it is more than `growth` times the smallest since the
+// last restart, `best`, or, if that is looked at, none since the last look was smaller than the smallest then, `before`.
+static int restarts(double *best, double *before, double size, int look, double growth) {
+    int restart = size > growth * *best;
+    if (size < *best) *best = size;
     if (look) {
-        restart |= h->best[row] >= h->before[row];
-        h->before[row] = h->best[row];
+        restart |= *best >= *before;
+        *before = *best;
     }
     return restart;
 }
 
-// One step of Anderson's method for every row: enters the inner products of its newest change with all of them into its
-// Gram matrix, and writes the combination of its candidates with the weights that follow to `next`. `count` iterates
-// came before; the newest lies at `count` modulo `memory`. `sizes` has the size of the newest change of each row, at
-// every second place.
+// One step of Anderson's method for every row, which keeps `memory` changes and as many candidates, one after the
+// other: enters the inner products of its newest change with all of them into its `gram` matrix, and writes the
+// combination of its candidates with the weights that follow to `next`. `count` iterates came before; the newest lies at
+// `count` modulo `memory`, and the first one that the row may use has the number `born`. `norms` has the size of the
+// newest change of each row, at every second place.
 // Returns 1 if there was no memory.
-int opteq_rows_mix(const struct history *h, const double *sizes, size_t count, int look, float *restrict next,
-                   int threads) {
-    size_t rows = h->rows, memory = h->memory, n = h->n;
+int opteq_rows_mix(const float *changes, const float *candidates, double *grams, double *best, double *before,
+                   int64_t *born, const double *norms, float *restrict next, size_t rows, size_t memory, size_t n,
+                   size_t count, int look, double ridge, double growth, int threads) {
     size_t used = smaller(count + 1, memory), newest = count % memory;
     size_t stretches = (n + STRETCH - 1) / STRETCH, room = used * (used + 1);
     double *sums = malloc(sizeof(double) * rows * (stretches * used + room) + rows * used + 1);
@@ -225,32 +214,32 @@ int opteq_rows_mix(const struct history *h, const double *sizes, size_t count, i
 #pragma omp for collapse(2) schedule(static)
         for (size_t row = 0; row < rows; row++)
             for (size_t s = 0; s < stretches; s++) {
-                const float *first = h->changes + row * memory * n + s * STRETCH;
+                const float *first = changes + row * memory * n + s * STRETCH;
                 for (size_t j = 0; j < used; j++)
                     sums[(row * stretches + s) * used + j] =
                         dot(first + newest * n, first + j * n, smaller(STRETCH, n - s * STRETCH));
             }
 #pragma omp for schedule(static)
         for (size_t row = 0; row < rows; row++) {
-            double *gram = h->gram + row * memory * memory, *a = rooms + row * room;
+            double *gram = grams + row * memory * memory, *a = rooms + row * room;
             unsigned char *usable = flags + row * used;
             for (size_t j = 0; j < used; j++) {
                 double sum = 0;
                 for (size_t s = 0; s < stretches; s++) sum += sums[(row * stretches + s) * used + j];
                 gram[newest * memory + j] = gram[j * memory + newest] = sum;
-                usable[j] = (int64_t)(count - (newest + memory - j) % memory) >= h->born[row];
+                usable[j] = (int64_t)(count - (newest + memory - j) % memory) >= born[row];
             }
-            if (restarts(h, row, sizes[2 * row], look)) {
+            if (restarts(best + row, before + row, norms[2 * row], look, growth)) {
                 choose(gram, memory, used, newest, usable, a);
-                h->best[row] = h->before[row] = INFINITY;
-                h->born[row] = (int64_t)count + 1;
+                best[row] = before[row] = INFINITY;
+                born[row] = (int64_t)count + 1;
             } else
-                weigh(gram, memory, used, newest, usable, h->ridge, a + used, a);
+                weigh(gram, memory, used, newest, usable, ridge, a + used, a);
         }
 #pragma omp for collapse(2) schedule(static)
         for (size_t row = 0; row < rows; row++)
             for (size_t s = 0; s < stretches; s++) {
-                const float *first = h->candidates + row * memory * n + s * STRETCH;
+                const float *first = candidates + row * memory * n + s * STRETCH;
                 const double *a = rooms + row * room;
                 float *to = next + row * n + s * STRETCH;
                 size_t width = smaller(STRETCH, n - s * STRETCH);
@@ -278,36 +267,28 @@ void opteq_rows_hold(const float *restrict x, size_t x_apart, const float *restr
         memcpy(to + row * n, active[row] ? next + row * next_apart : x + row * x_apart, sizeof(float) * n);
 }
 
-// The record of the rows of a solve: which are still active, which have converged, and the step at which each ended.
-// With them the options: the factor on residuals, the one that is small enough, and the least size that they are
-// relative to.
-struct progress {
-    unsigned char *active, *converged;
-    int64_t *taken;
-    double scale, tol, tiny;
-    size_t rows;
-};
-
 // Judges every row by the norms of its change and of its image, which lie side by side: writes its relative residual,
-// NaN if it is no longer active, and ends it where that is at most `tol` or the change is not finite. An image that is
-// too large for its norm has come nowhere: its residual is infinite, not 0.
-// Returns how many rows are still active; `lost` gets how many have a change that is not finite.
-size_t opteq_rows_judge(const struct progress *p, const double *norms, int64_t step, double *residuals, size_t *lost) {
-    size_t going = 0;
-    *lost = 0;
-    for (size_t row = 0; row < p->rows; row++) {
+// `scale` times their ratio, NaN if it is no longer active, and ends it where that is at most `tol` or the change is not
+// finite. A size counts as `tiny` at least, and an image that is too large for its norm has come nowhere: its residual is
+// infinite, not 0. With a row that ends go whether it has converged and the `step` at which that was.
+// `counts` gets how many rows are still active, and how many have a change that is not finite.
+void opteq_rows_judge(const double *norms, unsigned char *active, unsigned char *converged, int64_t *taken,
+                      double *residuals, int64_t *counts, size_t rows, int64_t step, double scale, double tol,
+                      double tiny, int threads) {
+    (void)threads;  // there is too little to do for more than one
+    counts[0] = counts[1] = 0;
+    for (size_t row = 0; row < rows; row++) {
         double change = norms[2 * row], size = norms[2 * row + 1];
-        *lost += !isfinite(change);
+        counts[1] += !isfinite(change);
         residuals[row] = NAN;
-        if (!p->active[row]) continue;
-        residuals[row] = p->scale * change / (size < p->tiny ? p->tiny : size);
+        if (!active[row]) continue;
+        residuals[row] = scale * change / (size < tiny ? tiny : size);
         if (isinf(size) && isfinite(change)) residuals[row] = INFINITY;
-        p->converged[row] = residuals[row] <= p->tol;
-        p->active[row] = !p->converged[row] && isfinite(change);
-        if (p->active[row])
-            going++;
+        converged[row] = residuals[row] <= tol;
+        active[row] = !converged[row] && isfinite(change);
+        if (active[row])
+            counts[0]++;
         else
-            p->taken[row] = step;
+            taken[row] = step;
     }
-    return going;
 }

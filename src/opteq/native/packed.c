@@ -39,15 +39,17 @@ void opteq_packed_gram(const float *x, size_t apart, const float *packed, float 
     }
 }
 
-// A matrix for each sample: where the first begins, how far the next ones and its elements (i, k) are.
-typedef struct {
-    const float *first;
-    size_t apart, row, column;
-} matrices;
+// As `panel`, also of rows whose numbers lie apart, and to be added to `y`. Not inlined, which takes compilers long.
+static __attribute__((noinline)) void strided_panel(const float *x, const float *u, float *y, strides s, size_t rows,
+                                                    size_t columns, float factor) {
+    factor ? any_panel(x, u, y, s, rows, columns, factor) : any_panel(x, u, y, s, rows, columns, 0);
+}
 
-// y = x u sample by sample, or `factor` times it added to `y` of (batch, rows, out), contiguous. Returns whether
+// y = x u sample by sample, or `factor` times it added to `y` of (batch, rows, out), contiguous. The matrices of `x`
+// are `x_apart`, and the elements (r, i) of each lie at r * x_row + i * x_column; those of `u` likewise. Returns whether
 // there was no memory, and then nothing is changed.
-int opteq_packed_each(const matrices *x, const matrices *u, float *y, size_t batch, size_t rows, size_t in, size_t out,
+int opteq_packed_each(const float *x, size_t x_apart, size_t x_row, size_t x_column, const float *u, size_t u_apart,
+                      size_t u_row, size_t u_column, float *y, size_t batch, size_t rows, size_t in, size_t out,
                       float factor, int threads) {
     size_t size = in * filled(out);
     float *space = room(threads * size);
@@ -59,12 +61,11 @@ int opteq_packed_each(const matrices *x, const matrices *u, float *y, size_t bat
         for (size_t b = part * batch / threads; b < (part + 1) * batch / threads; b++)
             for (size_t o = 0; o < out; o += PANEL) {
                 size_t columns = smaller(PANEL, out - o);
-                const float *left = x->first + b * x->apart;
+                const float *left = x + b * x_apart;
                 float *to = y + b * rows * out + o;
-                strides s = {x->row, x->column, out, in};
-                pack(u->first + b * u->apart + o * u->column, u->row, u->column, packed, in, columns);
-                factor ? any_panel(left, packed, to, s, rows, columns, factor)
-                       : any_panel(left, packed, to, s, rows, columns, 0);
+                strides s = {x_row, x_column, out, in};
+                pack(u + b * u_apart + o * u_column, u_row, u_column, packed, in, columns);
+                strided_panel(left, packed, to, s, rows, columns, factor);
             }
     }
     free(space);

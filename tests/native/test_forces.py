@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from opteq import Conv2d, GaussianMap, Patches, native
-from opteq.objectives.forces import force_in_place, response_in_place
+from opteq.native.forces import force_in_place, response_in_place
 from opteq.rounding import tolerating
-from opteq.solvers import rows
 
 # Channels and size of a patch, channels and sides of the images.
 SHAPES = [
@@ -22,7 +21,7 @@ SHAPES = [
 every_shape = pytest.mark.parametrize(("cut", "shape"), SHAPES, ids=str)
 
 
-pytestmark = pytest.mark.skipif(rows.compiled() is None, reason="no C compiler, or another processor")
+pytestmark = pytest.mark.skipif(not native.available(), reason="no C compiler, or another processor")
 
 
 def problem(cut, shape, batch=3, seed=0):
@@ -55,7 +54,7 @@ def off(found, exact):
 @every_shape
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_forces(cut, shape, threads):
-    image, patches, gram, gamma = problem(cut, shape)
+    image, _, gram, gamma = problem(cut, shape)
     exact = image.double()
     for b, place in patches_of(image, cut):
         r = image.double()[place]
@@ -64,8 +63,8 @@ def test_forces(cut, shape, threads):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        with torch.no_grad(), tolerating(1e-4):
-            found = force_in_place(image, patches, gram, gamma)
+        with torch.no_grad():
+            found = force_in_place(image, gram, gamma, *cut, error=1e-4)
     finally:
         torch.set_num_threads(before)
     assert found is image
@@ -88,48 +87,41 @@ def test_responses_are_derivatives_of_the_forces(cut, shape):
     residual = patches.split(r)
     projected = residual @ gram
     weight = torch.exp(-gamma[:, None, None] * (residual * projected).sum(-1, keepdim=True))
-    with torch.no_grad(), tolerating(1e-4):
-        found = response_in_place(q, patches, gram, gamma, projected, weight)
+    with torch.no_grad():
+        found = response_in_place(q, gram, gamma, projected, weight, *cut, error=1e-4)
     assert found is q
     assert off(found, exact) < 2e-6
 
 
-def refused(image, patches, gram, gamma):
-    before = image.clone()
-    with tolerating(1e-4):
-        found = force_in_place(image, patches, gram, gamma)
-    return found is None and torch.equal(image, before)
+def refused(image, gram, gamma, cut=(4, 2), error=1e-4):
+    before = image.detach().clone()
+    return force_in_place(image, gram, gamma, *cut, error=error) is None and torch.equal(image, before)
 
 
-@torch.no_grad()
 def test_what_is_for_pytorch_to_do_is_left_alone():
-    image, patches, gram, gamma = problem((4, 2), (8, 6, 4))
-    assert refused(image.contiguous(), patches, gram, gamma)
-    assert refused(image.double(), patches, gram, gamma)
-    assert refused(image, patches, gram.double(), gamma)
-    assert refused(image, patches, None, gamma)
-    assert refused(image[:, :, :, :2], patches, gram, gamma)  # with gaps between its rows
-    with torch.enable_grad():
-        assert refused(image, patches, gram, gamma)
+    image, _, gram, gamma = problem((4, 2), (8, 6, 4))
+    assert refused(image.contiguous(), gram, gamma)
+    assert refused(image.double(), gram, gamma)
+    assert refused(image, gram.double(), gamma)
+    assert refused(image[:, :, :, :2], gram, gamma)  # with gaps between its rows
+    assert refused(image, gram, gamma, error=0.0)
+    assert refused(image.clone().requires_grad_(), gram, gamma)
+    assert refused(image, gram, gamma.clone().requires_grad_())
     with torch.autocast("cpu"):
-        assert refused(image, patches, gram, gamma)
-    assert force_in_place(image, patches, gram, gamma) is None  # outside a solve
+        assert refused(image, gram, gamma)
     # What does not fit, which C would read beyond its end.
-    assert refused(image, patches, gram[:8, :8].contiguous(), gamma)
-    assert refused(image, patches, gram, gamma[:2])
-    assert refused(image, patches, gram, gamma[:1].expand(3))
-    with tolerating(1e-4):
-        projected, weight = torch.zeros(3, 11, 16), torch.zeros(3, 12, 1)
-        assert response_in_place(image, patches, gram, gamma, projected, weight) is None
+    assert refused(image, gram[:8, :8].contiguous(), gamma)
+    assert refused(image, gram, gamma[:2])
+    assert refused(image, gram, gamma[:1].expand(3))
+    projected, weight = torch.zeros(3, 11, 16), torch.zeros(3, 12, 1)
+    assert response_in_place(image, gram, gamma, projected, weight, 4, 2, error=1e-4) is None
 
 
-@torch.no_grad()
 def test_a_batch_without_samples_and_numbers_that_are_not_finite():
-    image, patches, gram, gamma = problem((4, 2), (8, 6, 4))
-    with tolerating(1e-4):
-        assert force_in_place(image[:0], patches, gram, gamma[:0]) is not None
-        image[1, 0, 0, 0] = torch.nan
-        found = force_in_place(image, patches, gram, gamma)
+    image, _, gram, gamma = problem((4, 2), (8, 6, 4))
+    assert force_in_place(image[:0], gram, gamma[:0], 4, 2, error=1e-4) is not None
+    image[1, 0, 0, 0] = torch.nan
+    found = force_in_place(image, gram, gamma, 4, 2, error=1e-4)
     assert found[1, :4, :2, :2].isnan().all()
     assert found.isnan().sum() == 16
 
@@ -154,4 +146,4 @@ def test_a_map_is_the_same_with_and_without_it(monkeypatch):
 def test_images_that_do_not_divide_are_left_alone():
     for shape in ((8, 64, 65), (8, 65, 64), (12, 64, 64)):
         image = torch.randn(2, *shape).contiguous(memory_format=torch.channels_last)
-        assert refused(image, Patches(8, 2), torch.eye(32), torch.ones(2))
+        assert refused(image, torch.eye(32), torch.ones(2), cut=(8, 2))

@@ -1,0 +1,73 @@
+"""Forces on patches and their derivatives in one pass over an image, in C where that can be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from opteq.native.calling import call
+from opteq.native.serving import serves
+
+
+def force_in_place(
+    offset: Tensor, gram: Tensor, gamma: Tensor, channels: int, size: int, *, error: float
+) -> Tensor | None:
+    """`-exp(-γ rᵀG r) G r` for every patch `r` of `offset`, an image like it and in its place.
+
+    None where this is not the way, and then nothing is changed: images must have channels last and be divided
+    by their patches.
+
+    Args:
+        offset: `(batch, C, H, W)`, in memory of its own.
+        gram: `G`, `(d, d)`, symmetric.
+        gamma: `γ`, `(batch,)`.
+        channels: channels of a patch.
+        size: height and width of a patch.
+        error: the relative error that is allowed.
+    """
+    return _in_place(offset, channels, size, error, gram, gamma)
+
+
+def response_in_place(
+    lifted: Tensor,
+    gram: Tensor,
+    gamma: Tensor,
+    projected: Tensor,
+    weight: Tensor,
+    channels: int,
+    size: int,
+    *,
+    error: float,
+) -> Tensor | None:
+    """`e (2γ (pᵀq) p - G q)` for every patch `q` of `lifted`, likewise: the change of the forces by `q`.
+
+    Args:
+        lifted: `(batch, C, H, W)`, in memory of its own.
+        gram: `G`, `(d, d)`, symmetric.
+        gamma: `γ`, `(batch,)`.
+        projected: `p = G r`, `(batch, n, d)`.
+        weight: `e = exp(-γ rᵀG r)`, `(batch, n, 1)`.
+        channels: channels of a patch.
+        size: height and width of a patch.
+        error: the relative error that is allowed.
+    """
+    return _in_place(lifted, channels, size, error, gram, gamma, projected, weight)
+
+
+def _in_place(image: Tensor, piece: int, size: int, error: float, *parts: Tensor) -> Tensor | None:
+    if image.dim() != 4 or not image.is_contiguous(memory_format=torch.channels_last):
+        return None
+    batch, channels, height, width = image.shape
+    if channels % piece or height % size or width % size:
+        return None
+    length, count = piece * size**2, channels * height * width // (piece * size**2)
+    shapes = ((length, length), (batch,), (batch, count, length), (batch, count, 1))
+    # What does not fit PyTorch is to refuse: here it would be read beyond its end.
+    for t, shape in zip(parts, shapes, strict=False):
+        if t.shape != shape or not t.is_contiguous():
+            return None
+    if not serves(image, *parts, error=error):
+        return None
+    state = parts[2:] or (None, None)
+    call("forces", image, *parts[:2], *state, batch, height, width, channels, size, piece)
+    return image

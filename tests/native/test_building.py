@@ -1,0 +1,175 @@
+import ctypes
+import logging
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from opteq import native
+from opteq.native import building
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("cc") is None or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
+    reason="no C compiler, or another processor",
+)
+
+# A library of its own, so that a compiler takes no time for it.
+SOURCE = "int answer(void) { return 42; }\n"
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    """The only source, with a cache that is empty."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    monkeypatch.setattr(building, "_SOURCES", folder)
+    monkeypatch.setattr(building, "declare", asks_for_the_answer)
+    path = folder / "answer.c"
+    path.write_text(SOURCE)
+    return path
+
+
+def asks_for_the_answer(library):
+    library.answer.argtypes = []
+    return library
+
+
+@pytest.fixture
+def build():
+    """Builds afresh."""
+
+    def afresh():
+        building.library.cache_clear()
+        return building.library()
+
+    yield afresh
+    building.library.cache_clear()
+
+
+def kept(tmp_path):
+    return sorted((tmp_path / "cache" / "opteq").iterdir())
+
+
+def test_a_source_is_compiled_once(source, tmp_path, build, monkeypatch):
+    made = build()
+    assert made.functions.answer() == 42
+    assert "compiled now" in made.account
+    (file,) = kept(tmp_path)
+    assert str(file) in made.account
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
+    again = build()
+    assert again.functions.answer() == 42
+    assert "compiled now" not in again.account
+    assert kept(tmp_path) == [file]
+
+
+def test_it_can_be_switched_off(monkeypatch):
+    assert native.available()
+    monkeypatch.setattr(native, "enabled", False)
+    assert not native.available()
+
+
+def test_another_source_is_another_library(source, tmp_path, build):
+    assert build().functions.answer() == 42
+    source.write_text(SOURCE.replace("42", "43"))
+    assert build().functions.answer() == 43
+    source.with_name("header.h").write_text("\n")
+    assert build().functions.answer() == 43
+    assert len(kept(tmp_path)) == 3
+
+
+def test_the_folder_belongs_to_the_user_alone(source, tmp_path, build):
+    build()
+    assert (tmp_path / "cache" / "opteq").stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_place_to_keep_it_there_is_one_for_the_process(source, tmp_path, build):
+    (tmp_path / "cache").write_text("a file")
+    assert build().functions.answer() == 42
+
+
+def test_a_folder_that_others_can_write_to_is_not_trusted(source, tmp_path, build):
+    folder = tmp_path / "cache" / "opteq"
+    folder.mkdir(parents=True)
+    folder.chmod(0o777)
+    assert build().functions.answer() == 42
+    assert kept(tmp_path) == []
+
+
+def test_a_source_that_does_not_compile_is_done_without(source, caplog, tmp_path, build):
+    source.write_text("int answer(void) { return missing; }\n")
+    with caplog.at_level(logging.WARNING):
+        assert build().functions is None
+    assert "missing" in caplog.text
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "no-such-compiler -m32", 'cc "'])
+def test_without_a_compiler_it_is_done_without(source, monkeypatch, compiler, build):
+    monkeypatch.setenv("CC", compiler)
+    found = build()
+    assert found.functions is None
+    assert "install gcc or set CC" in found.account
+
+
+@pytest.mark.parametrize(("end", "answer"), [('exec cc "$@"', 42), ("exit 1", None)])
+def test_a_compiler_may_say_what_is_no_text(source, tmp_path, monkeypatch, end, answer, build):
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\nprintf '\\377' >&2\n{end}\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    functions = build().functions
+    assert (functions and functions.answer()) == answer
+
+
+@pytest.mark.parametrize("size", [0, 100])
+def test_a_damaged_library_is_made_again(source, tmp_path, size, build):
+    build()
+    (made,) = kept(tmp_path)
+    # In another file of that name: this process is still at the other one.
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(made.read_bytes()[:size])
+    damaged.replace(made)
+    assert build().functions.answer() == 42
+    assert ctypes.CDLL(str(made)).answer() == 42
+
+
+def test_a_foreign_library_is_made_again(source, tmp_path, build):
+    build()
+    (made,) = kept(tmp_path)
+    other, foreign = tmp_path / "other.c", tmp_path / "other.so"
+    other.write_text("int question(void) { return 0; }\n")
+    subprocess.run(["cc", "-shared", "-fPIC", other, "-o", foreign], check=True)
+    foreign.replace(made)
+    assert build().functions.answer() == 42
+    # Anew, for this process knows the other one under its name.
+    script = f"import ctypes, sys; sys.exit(ctypes.CDLL({str(made)!r}).answer() - 42)"
+    assert subprocess.run([sys.executable, "-c", script]).returncode == 0
+
+
+def test_without_the_processor_it_is_done_without(source, monkeypatch, build):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    found = build()
+    assert found.functions is None
+    assert "AVX2" in found.account
+
+
+def test_processes_that_compile_at_once_do_not_disturb_each_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    script = "import sys; from opteq import native; sys.exit(not native.available())"
+    with ThreadPoolExecutor(3) as pool:
+        codes = list(pool.map(lambda _: subprocess.run([sys.executable, "-c", script]).returncode, range(3)))
+    assert codes == [0, 0, 0]
+    assert len(kept(tmp_path)) == 1
+
+
+def test_the_sources_are_part_of_the_package():
+    folder = Path(native.__file__).parent
+    found = {path.name for path in folder.glob("*.[ch]")}
+    assert found == {"forces.c", "packed.c", "products.h", "rows.c", "winograd.c"}
