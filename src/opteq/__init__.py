@@ -9,6 +9,7 @@ from opteq.maps.affine import AffineChange
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.kernel import KernelMap
+from opteq.maps.kernelbranches import KernelMOptEq
 from opteq.maps.mixing import LinearMixing
 from opteq.maps.multiblock import MultiBlockOptEq
 from opteq.maps.multibranch import MOptEq
@@ -28,7 +29,13 @@ from opteq.objectives.regularisers import AbsoluteNorm, Incay, SquaredNorm
 from opteq.operators.compose import Compose, DepthwiseSeparableConv2d
 from opteq.operators.conv import Conv2d
 from opteq.operators.dense import Dense
+from opteq.operators.norms.almost_orthogonal import AlmostOrthogonal
+from opteq.operators.norms.ceiling import Ceiling
+from opteq.operators.norms.orthogonal import Orthogonal
+from opteq.operators.norms.unconstrained import Unconstrained
+from opteq.operators.norms.weight_normalised import WeightNormalised
 from opteq.operators.resample import AveragePool
+from opteq.operators.starts import GaussianStart, OrthogonalStart, UniformStart
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.broyden import Broyden
 from opteq.solvers.nesterov import Nesterov
@@ -42,9 +49,11 @@ __all__ = [
     "SAM",
     "AbsoluteNorm",
     "AffineChange",
+    "AlmostOrthogonal",
     "Anderson",
     "AveragePool",
     "Broyden",
+    "Ceiling",
     "Compose",
     "Conv2d",
     "Decorrelation",
@@ -53,9 +62,11 @@ __all__ = [
     "DepthwiseSeparableConv2d",
     "EquilibriumLayer",
     "GaussianMap",
+    "GaussianStart",
     "HeritageDiversity",
     "Implicit",
     "Incay",
+    "KernelMOptEq",
     "KernelMap",
     "LinearKernel",
     "LinearMixing",
@@ -65,6 +76,8 @@ __all__ = [
     "Nesterov",
     "OneStep",
     "OptEqUnit",
+    "Orthogonal",
+    "OrthogonalStart",
     "Parallel",
     "Patches",
     "Phantom",
@@ -75,7 +88,10 @@ __all__ = [
     "SigmoidKernel",
     "SimilarityMap",
     "SquaredNorm",
+    "Unconstrained",
+    "UniformStart",
     "Unrolled",
+    "WeightNormalised",
     "WideOptEq",
     "certify",
     "from_feedforward",

@@ -100,7 +100,7 @@ class Reformulation:
     scale: float = 1.0
 
     def then(self, recover: Callable[[State], State], scale: float) -> Reformulation:
-        """The same iteration for a state that is `recover` of the one that it is for, its residuals scaled."""
+        """The same iteration for the state `recover(z)`, its residuals scaled."""
         before = self.recover
         both = recover if before is None else lambda u: recover(before(u))
         return Reformulation(self.function, self.initial, self.first, both, scale * self.scale)
@@ -175,14 +175,12 @@ class Equation(ABC):
             ConfigError: where such a step is asked for and not known.
         """
         if gradient and self.structure != "proximal":
-            raise ConfigError(
-                f"{type(self).__name__} is no gradient step; use Anderson instead of Nesterov."
-            )
+            raise ConfigError(f"{type(self).__name__} is no gradient step; use Anderson instead of Nesterov.")
         return Reformulation(self, self.initial(), self.first_iterate())
 
     @property
     def objective(self) -> Callable[[State], Tensor] | None:
-        """The hidden objective, `(batch,)` at a state and stationary at equilibria; None where there is none."""
+        """The hidden objective, `(batch,)` at a state, stationary at equilibria; None without one."""
         return None
 
     @abstractmethod
@@ -216,8 +214,8 @@ class Equation(ABC):
         """
         if self.structure == "none":
             raise ConfigError(
-                f"The equilibria of {type(self).__name__} are fixed points, of which no objective is known that"
-                " they would be stationary for; see opteq.theory.deep for deep models."
+                f"The equilibria of {type(self).__name__} are fixed points, and no objective is known that"
+                " they would be stationary for; see opteq.theory.theorem2 for deep models."
             )
         return self.contraction() if state is None else largest_eigenvalue(self.linearize(state).jvp, state)
 

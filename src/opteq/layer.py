@@ -17,12 +17,12 @@ from opteq.errors import ConfigError, ConvergenceError, NonFiniteError, ShapeErr
 from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, attach
 from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
+from opteq.native.rows import row_norms
 from opteq.operators.base import settle_norms
 from opteq.options import check_flag
 from opteq.results import Solution, SolveInfo, State, Trace
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
-from opteq.native.rows import row_norms
 from opteq.solvers.space import Space
 
 Kind = TypeVar("Kind")

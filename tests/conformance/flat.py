@@ -1,10 +1,11 @@
 """Maps of several branches in the form of maps of one tensor, so that the suites can run on them."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
+from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.maps.base import EquilibriumMap
 from opteq.results import Certificate, State
 from opteq.solvers.space import Space
@@ -17,19 +18,19 @@ class Flattened(EquilibriumMap):
         super().__init__()
         self.map = map
 
-    def bind(self, x: State) -> "FlatEquation":
-        equation = self.map.bind(x)
+    def bind(self, x: State, error: float = 0.0) -> "FlatEquation":
+        equation = self.map.bind(x, error)
         return FlatEquation(equation, Space(equation.initial()))
+
+    @property
+    def injections(self):
+        return self.map.injections
 
 
 @dataclass(frozen=True, eq=False)
 class FlatEquation(Equation):
     inner: Equation
     space: Space
-
-    @property
-    def has_energy(self) -> bool:
-        return (self.inner.objective is not None)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -47,11 +48,41 @@ class FlatEquation(Equation):
     def __call__(self, state) -> Tensor:
         return self.space.flatten(self.inner(self.space.restore(state)))
 
-    def energy(self, state) -> Tensor:
-        return self.inner.objective(self.space.restore(state))
+    def reformulate(self, gradient: bool = False) -> Reformulation:
+        form = self.inner.reformulate(gradient)
+        own = Space(form.initial)
+        recover = form.recover
+        return Reformulation(
+            lambda u: own.flatten(form.function(own.restore(u))),
+            own.flatten(form.initial),
+            own.flatten(form.first),
+            None if recover is None else lambda u: self.space.flatten(recover(own.restore(u))),
+            form.scale,
+        )
+
+    @property
+    def structure(self) -> str:
+        return self.inner.structure
+
+    @property
+    def objective(self):
+        inner = self.inner.objective
+        return None if inner is None else lambda state: inner(self.space.restore(state))
 
     def contraction(self, state=None) -> Certificate:
         return self.inner.contraction(None if state is None else self.space.restore(state))
+
+    def curvature(self, state=None) -> Certificate:
+        return self.inner.curvature(None if state is None else self.space.restore(state))
+
+    def distance_bound(self, state) -> Certificate:
+        return self.inner.distance_bound(self.space.restore(state))
+
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        return self.inner.rates(pushes)
+
+    def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
+        return self.inner.equilibrium_lipschitz(pushes)
 
     def linearize(self, state) -> Linearization:
         return FlatLinearization(self.inner.linearize(self.space.restore(state)), self.space, state)
@@ -60,7 +91,10 @@ class FlatEquation(Equation):
 class FlatLinearization(Linearization):
     def __init__(self, inner: Linearization, space: Space, state: Tensor):
         self._inner, self._space, self._state = inner, space, state
-        self.structure = inner.structure
+
+    @property
+    def image(self) -> Tensor:
+        return self._space.flatten(self._inner.image)
 
     @property
     def symmetric(self) -> SymmetricForm | None:

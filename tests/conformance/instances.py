@@ -18,6 +18,7 @@ from opteq import (
     GaussianMap,
     HeritageDiversity,
     KernelMap,
+    KernelMOptEq,
     LinearMixing,
     MOptEq,
     MoreauSkip,
@@ -237,7 +238,7 @@ COMPOSED_MAPS = {
     ),
     "branches-kernels": MapCase(
         lambda: Flattened(
-            MOptEq(
+            KernelMOptEq(
                 [
                     KernelMap(Dense(3, 4), Dense(3, 3), "sigmoid", activation="tanh", max_norm=0.9),
                     KernelMap(Dense(5, 4), Dense(3, 5), "polynomial", activation="softplus", max_norm=0.9),
@@ -250,7 +251,7 @@ COMPOSED_MAPS = {
     ),
     "branches-kernels-two-sizes": MapCase(
         lambda: Flattened(
-            MOptEq(
+            KernelMOptEq(
                 [
                     KernelMap(Conv2d(2, 3), Conv2d(2, 2), "polynomial", activation="tanh", max_norm=0.8),
                     KernelMap(
@@ -265,7 +266,7 @@ COMPOSED_MAPS = {
     ),
     "branches-kernels-heritage": MapCase(
         lambda: Flattened(
-            MOptEq(
+            KernelMOptEq(
                 [KernelMap(Dense(n, 4), Dense(3, n), "sigmoid", max_norm=0.9) for n in (3, 5)],
                 HeritageDiversity(diversity=False),
             )

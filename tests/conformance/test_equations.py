@@ -96,17 +96,16 @@ def test_the_symmetric_form_solves_the_adjoint_equation(case: MapCase, seed: int
     linearization = equation.linearize(z)
     form = linearization.symmetric
     if form is None:
-        assert linearization.structure == "none"
-        return
+        pytest.skip("has no symmetric form")
     dense = jacobian(equation, z)[0]
     right = form.enter(g)
     symmetric = matrix_of(form.matvec, tuple(right.shape[1:]))
     torch.testing.assert_close(symmetric, symmetric.mT, rtol=0, atol=1e-12)
     if form.metric is not None:
-        metric = matrix_of(form.metric, tuple(z.shape[1:]))
+        metric = matrix_of(form.metric, tuple(right.shape[1:]))
         torch.testing.assert_close(metric, metric.mT, rtol=0, atol=1e-12)
         symmetric = symmetric @ metric
-    if linearization.structure == "psd":
+    if equation.structure == "proximal":
         torch.testing.assert_close(dense, dense.mT, rtol=0, atol=1e-12)
         assert torch.linalg.eigvalsh(dense).min() >= -1e-13
 

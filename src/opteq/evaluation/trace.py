@@ -14,9 +14,8 @@ from opteq.errors import ConfigError
 from opteq.evaluation.attention import patch_attention
 from opteq.evaluation.images import Normalization, displayable
 from opteq.layer import EquilibriumLayer
-from opteq.operators.base import sharp_norms
 from opteq.results import State, map_state, tensors_of
-from opteq.theory.minimisers import certified_convex, curvature_bound, kind_at
+from opteq.theory.minimisers import certified_convex, kind_at
 
 SHOWN_CHANNELS = 3
 
@@ -100,17 +99,16 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
 @torch.no_grad()
 def _kinds(layer: EquilibriumLayer, x: State, states: State) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
     """Which equilibria are certified to be minimisers, and which appear to be local ones."""
-    with sharp_norms(layer):
-        try:
-            certified = certified_convex(curvature_bound(layer.bind(x)))
-        except ConfigError:
-            return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
-        local = certified
-        if not certified.all():
-            # One by one: the estimate keeps many tensors like the state.
-            rows = [slice(i, i + 1) for i in range(len(certified))]
-            kinds = [kind_at(layer.bind(_part(x, row)), _part(states, row)) for row in rows]
-            local = torch.cat([kind.local_minimiser for kind in kinds])
+    try:
+        certified = certified_convex(layer.bind(x).curvature())
+    except ConfigError:
+        return np.zeros(0, np.bool_), np.zeros(0, np.bool_)
+    local = certified
+    if not certified.all():
+        # One by one: the estimate keeps many tensors like the state.
+        rows = [slice(i, i + 1) for i in range(len(certified))]
+        kinds = [kind_at(layer.bind(_part(x, row)), _part(states, row)) for row in rows]
+        local = torch.cat([kind.local_minimiser for kind in kinds])
     return certified.numpy(), local.numpy()
 
 

@@ -37,7 +37,7 @@ class AdjointMethod(GradientMethod, ABC):
 
     @property
     def error(self) -> float:
-        """The relative rounding error that it allows to products; whatever a solve allows unless it says less."""
+        """The relative rounding error that it allows to products, where less than a solve does."""
         return math.inf
 
     @abstractmethod

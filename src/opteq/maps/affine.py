@@ -125,7 +125,8 @@ class AffineEquation(Equation):
     def reformulate(self, gradient: bool = False) -> Reformulation:
         """That of `T`, carried back at the end: `A⁻¹` is applied once, and not in every evaluation.
 
-        Relative residuals of `z` are at most the condition number times those of `M z`. A shift leaves them open.
+        Relative residuals of `z` are at most the condition number times those of `M z`. A shift leaves them
+        open.
         """
         if self.shift.any() or (gradient and not self.orthogonal):
             return super().reformulate(gradient)

@@ -26,8 +26,8 @@ class EquilibriumMap(nn.Module, ABC):
 
         Args:
             x: the inputs.
-            error: the relative rounding error that is allowed to products, which operators are bound with: the
-                tolerance of a solve, 0 for certificates.
+            error: the relative rounding error that is allowed to products, which operators are bound with:
+                the tolerance of a solve, 0 for certificates.
 
         Raises:
             ShapeError: if `x` does not fit.

@@ -103,7 +103,7 @@ class ChainEquation(Equation):
         return second.objective(v) - 0.5 * (v - p).square().flatten(1).sum(1) + first.objective(p)
 
     def curvature(self, state: State | None = None) -> Certificate:
-        """The larger one of both units, since `E_1 + F_2` is convex if both of their Jacobians are at most 1."""
+        """The larger one of two units: `E_1 + F_2` is convex if both of their Jacobians are at most 1."""
         if len(self.units) > 1 and not self._summable:
             return super().curvature(state)
         parts = []

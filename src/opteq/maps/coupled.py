@@ -30,9 +30,9 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
     """Branches on one input that are coupled by heritage and diversity.
 
     Perturbation enhanced training (Li et al. 2022, §2.3): branch `i` reads `g_i = x - δ_{i-1}` with the
-    perturbation `δ_i = ε sign(U_iᵀy_i)` that raises the objective of the branch before most, `δ_0 = 0`. Algorithm 2
-    renews `δ` in every evaluation, whose jumps leave the map without a fixed point. Here it is taken
-    before the solve, from the `y_i` of one evaluation without coupling, and constant from then
+    perturbation `δ_i = ε sign(U_iᵀy_i)` that raises the objective of the branch before most, `δ_0 = 0`.
+    Algorithm 2 renews `δ` in every evaluation, whose jumps leave the map without a fixed point. Here it is
+    taken before the solve, from the `y_i` of one evaluation without coupling, and constant from then
     on, also in the backward pass; nearly all of its signs are those at the equilibrium.
 
     Args:
@@ -102,7 +102,7 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
 
     @abstractmethod
     def strength(self, unit: Unit, ceiling: float, norm: float) -> float:
-        """`q` of one branch with `‖W‖ = norm`, after a `max_norm` of `ceiling` has reduced it and the kernel."""
+        """`q` of a branch with `‖W‖ = norm`, before a `max_norm` of `ceiling` reduces it and the kernel."""
 
     @property
     def sequential(self) -> bool:
@@ -123,8 +123,8 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
     def injections(self) -> tuple[nn.Module, ...]:
         if self.perturbing:
             raise ConfigError(
-                "Perturbations follow signs, which jump: no Lipschitz bound holds; call eval() first, and leave"
-                " out `perturb_at_inference`."
+                "Perturbations follow signs, which jump: no Lipschitz bound holds; call eval() first, and"
+                " leave out `perturb_at_inference`."
             )
         return tuple(operator for unit in self.units for operator in unit.injections)
 
@@ -158,8 +158,8 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
                 cure = f"a `max_norm` below {largest:.3g}, or the coupling a smaller `weight`."
             warnings.warn(
                 f"L_σ(‖W‖²(1 + λ(C-1)){self.curvature}) = {q:.3g} is not below 1, with"
-                f" λ = {self.coupling.weight:g} and C = {self.channels(self.units[0])}: equilibria need not be"
-                f" unique, nor solves converge. Give the units {cure}",
+                f" λ = {self.coupling.weight:g} and C = {self.channels(self.units[0])}: equilibria need not"
+                f" be unique, nor solves converge. Give the units {cure}",
                 RuntimeWarning,
                 stacklevel=4,
             )

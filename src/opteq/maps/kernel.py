@@ -110,9 +110,7 @@ class KernelMap(EquilibriumMap):
             unit = self._unit(c, self.share * self.max_norm**2)
         W = self.W.bind(tuple(c.shape[1:]), ceiling, error)
         steepness = self.curvature_bound(math.inf if self.max_norm is None else self.max_norm)
-        return SimilarityEquation(
-            InnerProductSimilarity(c, unit, W, self.kernel, steepness), self.activation
-        )
+        return SimilarityEquation(InnerProductSimilarity(c, unit, W, self.kernel, steepness), self.activation)
 
     @property
     def share(self) -> float:

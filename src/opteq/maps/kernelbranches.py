@@ -33,7 +33,8 @@ class KernelMOptEq(CoupledMap[KernelMap]):
     """`y_i = σ(k'(t_i) c_i + W_iᵀh_i(z))`, `z_i = W_i y_i`: `MOptEq` with kernels (Li et al. 2023, Table 5).
 
     `t_i = ⟨c_i, y_i⟩/n_i` and `c_i = U_i g_i + b_i`. `W_i` is what the transpose is in a unit. In the `G` of
-    `MOptEq`, `n_i k(t_i)` replaces `⟨c_i, y_i⟩`, and `q = max_i L_σ(‖W_i‖²(1 + λ(C-1)) + sup|k''|‖c_i‖²/n_i)`.
+    `MOptEq`, `n_i k(t_i)` replaces `⟨c_i, y_i⟩`, and `q = max_i L_σ(‖W_i‖²(1 + λ(C-1)) +
+    sup|k''|‖c_i‖²/n_i)`.
 
     Options and perturbations: see `CoupledMap`. Independent kernel maps are a `Parallel`.
 

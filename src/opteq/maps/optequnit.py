@@ -50,8 +50,8 @@ class OptEqUnit(EquilibriumMap):
         activation: name of an activation in `opteq.activations`, or an object.
         bias: whether there is a `b`.
         mu: `μ > 0`.
-        max_norm: ceiling `ζ` on `‖W‖₂`, which `W` keeps in the way that its `norm` says. None trusts the weights
-            to stay small by themselves. A contraction needs `L_σ ζ² < μ`.
+        max_norm: ceiling `ζ` on `‖W‖₂`, which `W` keeps in the way that its `norm` says. None trusts the
+            weights to stay small by themselves. A contraction needs `L_σ ζ² < μ`.
 
     Raises:
         ConfigError: for a `W` that is no opteq operator, channels that do not match, or options out
@@ -105,8 +105,8 @@ class OptEqUnit(EquilibriumMap):
         norm = min(self.W.norm(shape).item(), self.W.norm_control.kept(self.max_norm))
         if norm > self.largest_norm * (1 + 1e-6):
             warnings.warn(
-                f"‖W‖₂ = {norm:.4g} exceeds √(μ/L_σ) = {self.largest_norm:.4g}: the unit is no proximal operator"
-                " and need not have an equilibrium; set `max_norm` or scale `W` down.",
+                f"‖W‖₂ = {norm:.4g} exceeds √(μ/L_σ) = {self.largest_norm:.4g}: the unit is no proximal"
+                " operator and need not have an equilibrium; set `max_norm` or scale `W` down.",
                 RuntimeWarning,
                 stacklevel=3,
             )
@@ -152,7 +152,7 @@ class OptEqEquation(Equation):
         return self.pool(self.activation(self.injection))
 
     def reformulate(self, gradient: bool = False) -> Reformulation:
-        """In `u = W z` where that is cheaper: `u = (1/μ) G σ(u + c)` with `G = W Wᵀ`, `z = (1/μ) Wᵀ σ(u + c)`.
+        """In `u = W z` where that is cheaper: `u = (1/μ) G σ(u + c)`, `G = W Wᵀ`, `z = (1/μ) Wᵀ σ(u + c)`.
 
         One product with `G` in place of one with `W` and one with `Wᵀ`. Since `T(z) - z` is
         `(1/μ) Wᵀ(σ(F(u) + c) - σ(u + c))` and `W z = F(u)`, the relative residual of `z` is at most
@@ -219,8 +219,9 @@ class OptEqEquation(Equation):
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
         """`L_σ‖W‖‖U‖/μ` and `L_σ‖W‖²/μ`.
 
-        With slopes `D` and `B = WᵀD^½` differentiating the equilibrium gives `dz = B(μI - BᵀB)⁻¹D^½ dc`, so that
-        `equilibrium_lipschitz` is attained where every slope is `L_σ`, as by a ReLU whose units are all active.
+        With slopes `D` and `B = WᵀD^½` differentiating the equilibrium gives `dz = B(μI - BᵀB)⁻¹D^½ dc`, so
+        that `equilibrium_lipschitz` is attained where every slope is `L_σ`, as by a ReLU whose units are all
+        active.
         """
         norm = self.W.norm_bound().item()
         steepness = self.activation.lipschitz * norm / self.mu

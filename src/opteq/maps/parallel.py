@@ -122,7 +122,8 @@ class ParallelEquation(Equation):
 
     def distance_bound(self, state: State) -> Certificate:
         """The root of the sum of the squares of the branches' distances."""
-        bounds = self._each(lambda branch, z: branch.distance_bound(z), state)
+        pairs = zip(self.branches, tensors_of(state), strict=True)
+        bounds = [branch.distance_bound(z) for branch, z in pairs]
         return combined(bounds, torch.stack([bound.value for bound in bounds]).norm(dim=0))
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:

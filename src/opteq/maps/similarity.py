@@ -77,20 +77,24 @@ class SimilarityEquation(Equation):
     def curvature(self, state: State | None = None) -> Certificate:
         """The largest eigenvalue of `∇²S`: where `I - ∇²S ⪰ 0` everywhere, `G` is convex."""
         if state is None:
-            return self.similarity.curvature_bound()
+            return self.similarity.largest_eigenvalue_bound()
         assert isinstance(state, Tensor)
-        return largest_eigenvalue(self.similarity.linearize(state).product, state)
+        return largest_eigenvalue(_SimilarityLinearization(self, state).hessian, state)
 
     def distance_bound(self, state: State) -> Certificate:
         """`κ‖y - T(y)‖` with the smaller of `1/(1 - L)`, where `T` contracts, and `1 + s/m`.
 
         A similarity with `∇²S ⪯ h I` and `‖∇²S‖ ≤ s` makes `G = f + ½‖·‖² - S` strongly convex with modulus
-        `m = 1 - h`. The image `p = T(y)` has the subgradient `(∇S(y) - ∇S(p))`, no longer than `s‖y - p‖`, hence
-        `‖p - y*‖ ≤ (s/m)‖y - p‖`. For the Gaussian `h = 2e^{-3/2}s`, and the bound stays finite up to `s = 2.24`.
+        `m = 1 - h`. The image `p = T(y)` has the subgradient `(∇S(y) - ∇S(p))`, no longer than `s‖y - p‖`,
+        hence `‖p - y*‖ ≤ (s/m)‖y - p‖`. For the Gaussian `h = 2e^{-3/2}s`, and the bound stays finite up to
+        `s = 2.24`.
         """
         contraction = self.contraction()
         factor = torch.where(contraction.value < 1, 1 / (1 - contraction.value), torch.inf)
-        s, modulus = self.similarity.hessian_bound().value, 1 - self.similarity.curvature_bound().value
+        s, modulus = (
+            self.similarity.hessian_bound().value,
+            1 - self.similarity.largest_eigenvalue_bound().value,
+        )
         factor = torch.minimum(factor, torch.where(modulus > 0, 1 + s / modulus, torch.inf))
         return replace(contraction, value=scaled_distance(factor, self(state), state))
 
@@ -106,7 +110,7 @@ class SimilarityEquation(Equation):
         return _SimilarityLinearization(self, state)
 
     def reformulate(self, gradient: bool = False) -> Reformulation:
-        """For gradient methods `y ↦ σ(y + t (∇S(y) - y))`, `t = 1/(1 + ‖∇²S‖)`, a proximal gradient step on `G`.
+        """For gradient methods `y ↦ σ(y + t (∇S(y) - y))`, `t = 1/(1 + ‖∇²S‖)`, a proximal gradient step.
 
         `½‖y‖² - S` is smooth with constant `1 + ‖∇²S‖`, more than 1 where `∇²S` has negative
         eigenvalues; every sample has a `t` of its own, and `1/t` turns the residual of the step into a bound
@@ -133,9 +137,7 @@ class SimilarityEquation(Equation):
             assert isinstance(state, Tensor)
             return self.activation(torch.lerp(state, self.similarity.gradient(state), step))
 
-        return Reformulation(
-            proximal_step, start, self.first_iterate(), scale=inverse_step.max().item()
-        )
+        return Reformulation(proximal_step, start, self.first_iterate(), scale=inverse_step.max().item())
 
 
 class _SimilarityLinearization(Linearization):
@@ -157,14 +159,14 @@ class _SimilarityLinearization(Linearization):
             assert isinstance(v, Tensor)
             return root.times(v)
 
-        return symmetrized(scale, self._product, self._pullback)
+        return symmetrized(scale, self.hessian, self._pullback)
 
     def jvp(self, tangent: State) -> Tensor:
-        return self._slopes.times(self._product(tangent))
+        return self._slopes.times(self.hessian(tangent))
 
     def vjp(self, cotangent: State) -> Tensor:
         assert isinstance(cotangent, Tensor)
-        return self._product(self._slopes.times(cotangent))
+        return self.hessian(self._slopes.times(cotangent))
 
     def pullback(self, cotangent: State) -> Gradients:
         assert isinstance(cotangent, Tensor)
@@ -174,6 +176,7 @@ class _SimilarityLinearization(Linearization):
         assert isinstance(slope_times_cotangent, Tensor)
         return self._hessian.pullback(slope_times_cotangent)
 
-    def _product(self, v: State) -> Tensor:
+    def hessian(self, v: State) -> Tensor:
+        """`H v`."""
         assert isinstance(v, Tensor)
         return self._hessian.product(v)

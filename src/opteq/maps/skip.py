@@ -106,7 +106,7 @@ class SkipEquation(Equation):
         return self._blend(state, self.inner(state))
 
     def reformulate(self, gradient: bool = False) -> Reformulation:
-        """That of `T`, which has the same fixed points and, where `0 ⪯ J ⪯ I`, is the stronger contraction."""
+        """That of `T`, with the same fixed points and, where `0 ⪯ J ⪯ I`, the stronger contraction."""
         if self.structure == "proximal":
             return self.inner.reformulate(gradient)
         return super().reformulate(gradient)

@@ -11,6 +11,7 @@ from opteq.gradients.base import GradientMethod
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.kernel import KernelMap
+from opteq.maps.kernelbranches import KernelMOptEq
 from opteq.maps.multibranch import MOptEq
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.parallel import Parallel
@@ -203,11 +204,12 @@ class MOptEqClassifier(BranchClassifier):
     ) -> None:
         if kernel == "linear":
             units = _units(channels, hidden, reductions, activation, bias, max_norm)
+            branches = MOptEq(units, coupling, sweep, perturbation)
         else:
             units = _kernel_units(channels, hidden, reductions, kernel, activation, bias, max_norm)
-        coupling = HeritageDiversity() if coupling is None else coupling
+            branches = KernelMOptEq(units, coupling, sweep, perturbation)
         super().__init__(
-            MOptEq(units, coupling, sweep, perturbation),
+            branches,
             len(units),
             channels,
             in_channels,

@@ -109,7 +109,11 @@ class BoundSlots(BoundOperator):
         return x
 
     def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
-        return () if self.inner is None else self.inner.weight_gradient(*((x[:, self.read], y) for x, y in pairs))
+        return (
+            ()
+            if self.inner is None
+            else self.inner.weight_gradient(*((x[:, self.read], y) for x, y in pairs))
+        )
 
     def with_tensors(self, tensors: Weights) -> Self:
         inner = None if self.inner is None else self.inner.with_tensors(tensors)

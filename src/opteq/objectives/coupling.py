@@ -12,8 +12,8 @@ from torch import Tensor
 
 from opteq.equation import Gradients
 from opteq.errors import ConfigError
-from opteq.objectives.ring import End, Junction, Ring
 from opteq.native.packed import multiply_each
+from opteq.objectives.ring import End, Junction, Ring
 from opteq.options import require, strict_options
 from opteq.results import State, sample_sums, tensors_of
 
@@ -158,8 +158,8 @@ class Coupling:
         """Raise a `ConfigError` for the hard sign of the paper, with which `h` jumps."""
         if self.options.hard:
             raise ConfigError(
-                "With tau=0 the map jumps, and in general has no fixed point that anything could be said of; give"
-                " the coupling a positive `tau`."
+                "With tau=0 the map jumps: no Lipschitz bound holds, and in general there is no fixed point;"
+                " give the coupling a `tau`."
             )
 
     @property

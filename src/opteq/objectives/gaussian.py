@@ -103,7 +103,7 @@ class GaussianSimilarity(Similarity):
             factor = closest.clamp(min=CONCAVITY)
         return Certificate(scale * factor, "bound", (self.W.norm_assumption,))
 
-    def curvature_bound(self) -> Certificate:
+    def largest_eigenvalue_bound(self) -> Certificate:
         """`2e^{-3/2}‖W‖²‖W_h‖²`: the Hessian is mostly negative."""
         bound = self.hessian_bound()
         return replace(bound, value=CONCAVITY * bound.value)
@@ -112,9 +112,9 @@ class GaussianSimilarity(Similarity):
         """`(L_σ s‖W_h‖²‖U‖, 2e^{-3/2}L_σs²‖W_h‖²)` with `s = ‖W‖`, and more for an adaptive `γ`.
 
         Slopes `D` of the activation in `[0, L_σ]` give `dy = D^½(I + D^½WᵀAWD^½)⁻¹D^½WᵀA dc` with
-        `-2e^{-3/2}I ⪯ A ⪯ I`; patches put `‖W_h‖²` beside `s` and `s²`. Any admissible activation will do, where
-        Li et al. 2023, Proposition 3, ask for a ReLU. An adaptive `γ = 0.2/M`, which changes with `x`, makes the
-        first `1 + 2√N (3/2e)^{3/2}/√0.2` times as large, with `N` the number of patches: it has
+        `-2e^{-3/2}I ⪯ A ⪯ I`; patches put `‖W_h‖²` beside `s` and `s²`. Any admissible activation will do,
+        where Li et al. 2023, Proposition 3, ask for a ReLU. An adaptive `γ = 0.2/M`, which changes with `x`,
+        makes the first `1 + 2√N (3/2e)^{3/2}/√0.2` times as large, with `N` the number of patches: it has
         `‖dγ‖ ≤ 0.4M^{-3/2}‖W_h‖‖dc‖`, and the forces `e^{-γd}G r` change with `γ` at most by
         `d^{3/2}e^{-γd}‖W_h‖ ≤ (3/2eγ)^{3/2}‖W_h‖`: `γ` cancels.
         """
@@ -148,9 +148,11 @@ class GaussianSimilarity(Similarity):
 
     def _force(self, offset: Tensor) -> Tensor:
         """The image of the `e_i G r_i`. Overwrites `offset`, whose patches `-r_i` may be views of it."""
-        forces = force_in_place(offset, self.patches, self.gram, self.gamma, error=self.W.error)
-        if forces is not None:
-            return forces
+        if isinstance(self.patches, Patches) and self.gram is not None:
+            cut = (self.patches.channels, self.patches.size)
+            forces = force_in_place(offset, self.gram, self.gamma, *cut, error=self.W.error)
+            if forces is not None:
+                return forces
         residual = self.split(offset)
         projected = self.project(residual)
         product = residual * projected if projected is residual else _times(residual, projected)
@@ -184,8 +186,10 @@ class _GaussianLinearization(SimilarityLinearization):
 
     def product(self, v: Tensor) -> Tensor:
         s, at = self._similarity, self._at
-        lifted, options = s.W(v), (s.patches, s.gram, s.gamma, at.projected, at.weight)
-        response = response_in_place(lifted, *options, error=s.W.error)
+        lifted, response = s.W(v), None
+        if isinstance(s.patches, Patches) and s.gram is not None:
+            state, cut = (at.projected, at.weight), (s.patches.channels, s.patches.size)
+            response = response_in_place(lifted, s.gram, s.gamma, *state, *cut, error=s.W.error)
         if response is None:
             patches = s.split(lifted)
             response = s.merge(self._response(s.project(patches), self._overlap(patches)))

@@ -273,11 +273,12 @@ class InnerProductSimilarity(Similarity):
     def rates(self, activation: Activation, push: float) -> tuple[float, float]:
         """`(L_σ (a + κρ)‖U‖, L_σ(s² + κ))` with `s = ‖W‖` and `|k''|‖c‖²/n ≤ κ` for all inputs.
 
-        `a` bounds `|k'|`, and `ρ` `‖y‖/‖c‖`. The Hessian `WᵀW + k''ccᵀ/n` in `y` is at most `q/L_σ` in norm, and
-        the derivative of `k'(t)c` in `c` is `k'I + k''c(Ry)ᵀ/n`, with the reflection `R = I - 2ccᵀ/‖c‖²` where
-        `n` grows with `‖c‖²` and `R = I` where `n = 1`: at most `a + κρ`. From `‖y‖ ≤ L_σ(s²‖y‖ + |k'|‖c‖)`
-        follows `ρ = L_σ sup|k'|/(1 - L_σs²)`; or, since `|k'(t)| ≤ k'(0) + sup|k''||t|`, `ρ = L_σk'(0)/(1 - q)`
-        and `a = k'(0) + κρ`, whichever are smaller; both need `σ(0) = 0`. The linear kernel has `κ = 0`, `a = 1`.
+        `a` bounds `|k'|`, and `ρ` `‖y‖/‖c‖`. The Hessian `WᵀW + k''ccᵀ/n` in `y` is at most `q/L_σ` in norm,
+        and the derivative of `k'(t)c` in `c` is `k'I + k''c(Ry)ᵀ/n`, with the reflection `R = I - 2ccᵀ/‖c‖²`
+        where `n` grows with `‖c‖²` and `R = I` where `n = 1`: at most `a + κρ`. From `‖y‖ ≤ L_σ(s²‖y‖ +
+        |k'|‖c‖)` follows `ρ = L_σ sup|k'|/(1 - L_σs²)`; or, since `|k'(t)| ≤ k'(0) + sup|k''||t|`, `ρ =
+        L_σk'(0)/(1 - q)` and `a = k'(0) + κρ`, whichever are smaller; both need `σ(0) = 0`. The linear kernel
+        has `κ = 0`, `a = 1`.
         """
         slope, kernel = activation.lipschitz, self.kernel
         pull, steepest = slope * self.norm_bound().value.item() ** 2, kernel.largest_slope

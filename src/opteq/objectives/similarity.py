@@ -78,7 +78,7 @@ class Similarity(ABC):
     def hessian_bound(self, y: Tensor | None = None) -> Certificate:
         """`(batch,)` bound on `‖∇²S‖₂`: everywhere, or at a state."""
 
-    def curvature_bound(self) -> Certificate:
+    def largest_eigenvalue_bound(self) -> Certificate:
         """`(batch,)` bound on the largest eigenvalue of `∇²S` over all states."""
         return self.hessian_bound()
 

@@ -22,8 +22,8 @@ class LinearOperator(nn.Module, ABC):
     """The parameters of a linear map `W`. It knows no input: `bind` gives the map for one shape.
 
     As a module, `W(x)`, it is the map with the norm that the weights have, with all hooks of a module. Within
-    an equilibrium map `W` is bound once for a whole solve: forward pre-hooks and parametrizations, such as those of
-    `torch.nn.utils.prune` and `weight_norm`, run then; forward hooks have no call to look at.
+    an equilibrium map `W` is bound once for a whole solve: forward pre-hooks and parametrizations, such as
+    those of `torch.nn.utils.prune` and `weight_norm`, run then; forward hooks have no call to look at.
 
     Args:
         norm: the way that `‖W‖₂` is kept below the ceiling of a map, see `opteq.operators.norms`.
@@ -105,8 +105,10 @@ class LinearOperator(nn.Module, ABC):
 
     def _excess(self) -> float:
         """How many times its ceiling the norm was when it was last asked for."""
-        known = isinstance(self.norm_control, Ceiling) and self._estimate.value is not None
-        return self._estimate.value.item() / self._ceiling if known else 0.0
+        value = self._estimate.value
+        if value is None or not isinstance(self.norm_control, Ceiling):
+            return 0.0
+        return value.item() / self._ceiling
 
     def __getstate__(self) -> dict:
         fresh = {"_estimate": NormEstimate(), "_memo": NormMemo()}
@@ -132,13 +134,13 @@ def _run_pre_hooks(operator: LinearOperator) -> None:
             answer = hook(operator, *arguments)
         except (IndexError, KeyError) as error:
             raise ConfigError(
-                f"A forward pre-hook of {name} looks at an input, but `W` has none: it is bound once for a whole"
-                " solve. Hook the layer or `U` instead."
+                f"A forward pre-hook of {name} looks at an input, but `W` has none: it is bound once for a"
+                " whole solve. Hook the layer or `U` instead."
             ) from error
         if answer is not None:
             raise ConfigError(
-                f"A forward pre-hook of {name} changes its input, but `W` has none: it is bound once for a whole"
-                " solve. Hook the layer or `U` instead."
+                f"A forward pre-hook of {name} changes its input, but `W` has none: it is bound once for a"
+                " whole solve. Hook the layer or `U` instead."
             )
 
 
@@ -147,8 +149,8 @@ def settle_norms(module: nn.Module) -> None:
     """Scale stored weights whose norm has grown to half as much again as their ceiling back to it.
 
     The function stays what it is, since `Ceiling` scales such weights down all the same. It is for the moment
-    after a step of an optimizer: weights that were used since are left alone, as a graph may hold them, and so
-    are those that a second part of `module` shares.
+    after a step of an optimizer: weights that were used since are left alone, as a graph may hold them, and
+    so are those that a second part of `module` shares.
     """
     for operator in module.modules():
         if not isinstance(operator, LinearOperator) or operator._excess() <= _LARGEST_EXCESS:

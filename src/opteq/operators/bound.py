@@ -18,8 +18,8 @@ from opteq.operators.sharp import dense_norm_bound
 class BoundOperator(ABC):
     """A linear map `W` with its exact adjoint `Wᵀ`, for inputs of one shape. Immutable.
 
-    What is derived from the weights, such as the kernels of a faster method, hangs on this object and goes with
-    it. Products are differentiable, in the weights as well.
+    What is derived from the weights, such as the kernels of a faster method, hangs on this object and goes
+    with it. Products are differentiable, in the weights as well.
 
     Attributes:
         tensors: the weights as they act, through which gradients flow.
@@ -60,19 +60,19 @@ class BoundOperator(ABC):
         return "The norm of W is bounded" + (" for this height and width." if len(self.domain) > 1 else ".")
 
     def gram(self, products: int) -> Callable[[Tensor], Tensor] | None:
-        """`y ↦ W Wᵀ y` by the matrix, constant to autograd; None where so many products are not worth its cost.
+        """`y ↦ W Wᵀ y` by the matrix, constant to autograd; None where so many products do not pay for it.
 
         A product with it stands in the place of one with `Wᵀ` and one with `W`.
         """
         return None
 
     def norm_bound(self) -> Tensor:
-        """A float64 number that is never below `‖W‖₂`; the better one is computed where no `error` is allowed.
+        """A float64 number that is never below `‖W‖₂`; the better one where no `error` is allowed.
 
-        A way of keeping the norm that is certified by construction gives it at once. Else, for products as exact
-        as the dtype, it is as a rule the norm itself, to a relative 1e-8, wherever `W` or its adjoint acts on at
-        most 4096 numbers; the Fourier bound of a zero-padded convolution, which serves solves, leaves a
-        margin that grows as images shrink, up to about a tenth at 8×8 pixels.
+        A way of keeping the norm that is certified by construction gives it at once. Else, for products as
+        exact as the dtype, it is as a rule the norm itself, to a relative 1e-8, wherever `W` or its adjoint
+        acts on at most 4096 numbers; the Fourier bound of a zero-padded convolution, which serves solves,
+        leaves a margin that grows as images shrink, up to about a tenth at 8×8 pixels.
         """
         return self.memo.norm_bound(self)
 
@@ -86,7 +86,7 @@ class BoundOperator(ABC):
 
 
 class NormMemo:
-    """What is known about the norms of an operator's weights; belongs to the module, and is not copied with it."""
+    """What is known about the norms of an operator's weights; it belongs to the module."""
 
     def __init__(self) -> None:
         self._promise: tuple[Weights, float] | None = None

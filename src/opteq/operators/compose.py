@@ -21,8 +21,8 @@ from opteq.options import check_count
 class Compose(LinearOperator):
     """`W = W_n ⋯ W_1`: operators applied from first to last.
 
-    Its norm is estimated on the product itself; its norm bound is the product of the bounds. Where every factor
-    keeps a norm of at most 1 by construction so does the product, and no norm is estimated.
+    Its norm is estimated on the product itself; its norm bound is the product of the bounds. Where every
+    factor keeps a norm of at most 1 by construction so does the product, and no norm is estimated.
 
     Args:
         operators: the factors, first to last, each with its own way of keeping its norm.

@@ -77,7 +77,9 @@ class Conv2d(LinearOperator):
 
     def extra_repr(self) -> str:
         groups = f", groups={self.groups}" if self.groups > 1 else ""
-        return f"{self.in_channels}, {self.out_channels}, {self.kernel_size}{groups}, norm={self.norm_control}"
+        return (
+            f"{self.in_channels}, {self.out_channels}, {self.kernel_size}{groups}, norm={self.norm_control}"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,8 +134,10 @@ class BoundConv2d(BoundOperator):
     def _attached(self, image: Tensor) -> bool:
         """Whether a product in the graph may be as rough as `error`."""
         attached = torch.is_grad_enabled() and (image.requires_grad or self.tensors[0].requires_grad)
-        return attached and self.error > 0 and winograd.fits(
-            image.detach(), self.tensors[0].detach(), self.groups, self.error
+        return (
+            attached
+            and self.error > 0
+            and winograd.fits(image.detach(), self.tensors[0].detach(), self.groups, self.error)
         )
 
 

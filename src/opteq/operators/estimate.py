@@ -23,10 +23,10 @@ _SETTLED_EPS = 100
 class NormEstimate:
     """`‖W‖₂`, by power iteration on `WᵀW` speeded up by Lanczos' method.
 
-    Never above the true norm, to rounding. Differentiable, once, with respect to the weights; a value right to a
-    relative `ε` has a derivative right to about `√ε`. The singular vector persists: in training a few steps
-    follow the changing weights, and while the weights stay the same so does the estimate. In eval mode, and
-    at the first call, the iteration runs until it has settled.
+    Never above the true norm, to rounding. Differentiable, once, with respect to the weights; a value right
+    to a relative `ε` has a derivative right to about `√ε`. The singular vector persists: in training a few
+    steps follow the changing weights, and while the weights stay the same so does the estimate. In eval mode,
+    and at the first call, the iteration runs until it has settled.
 
     Attributes:
         value: the last estimate, None before the first.

@@ -13,8 +13,8 @@ from opteq.operators.lanczos import largest_eigenvalue_bound
 if TYPE_CHECKING:
     from opteq.operators.bound import BoundOperator
 
-# Side of the largest matrix that is factorised, some seconds on one core and half a gigabyte, and how many of its
-# rows are computed together.
+# Side of the largest matrix that is factorised, some seconds on one core and half a gigabyte, and how many of
+# its rows are computed together.
 _LARGEST = 4096
 _ROWS = 128
 

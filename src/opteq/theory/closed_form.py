@@ -28,7 +28,7 @@ def closed_form_objective(equation: OptEqEquation, z: Tensor) -> Tensor:
     if weight.shape[0] != weight.shape[1] or torch.linalg.matrix_rank(weight) < len(weight):
         raise ConfigError(
             f"The closed form needs a square invertible `W`, got one of shape {tuple(weight.shape)}"
-            f" and rank {int(torch.linalg.matrix_rank(weight))}; use `objective`, which has the same minimisers."
+            f" and rank {int(torch.linalg.matrix_rank(weight))}; use `objective`, with the same minimisers."
         )
     lifted = torch.linalg.solve(weight.mT, z.mT).mT
     y = equation.mu * lifted

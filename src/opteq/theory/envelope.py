@@ -19,8 +19,8 @@ _HALVINGS = 30
 class Envelope:
     """`F = αM_φ^{1-α}` for a proximal equation, `T = prox_φ`, `0 < α < 1`.
 
-    Everything is derived from `ψ(v) = ½‖v‖² - Q(v)`, `Q` being the equation's `objective`; the map `T` is never
-    evaluated. The `v` with
+    Everything is derived from `ψ(v) = ½‖v‖² - Q(v)`, `Q` being the equation's `objective`; the map `T` is
+    never evaluated. The `v` with
 
         (1-α) v + α∇ψ(v) = z
 

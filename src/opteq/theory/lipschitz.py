@@ -27,11 +27,12 @@ from opteq.theory.bounds import published_lipschitz_geq, published_lipschitz_opt
 def equilibrium_lipschitz(map: EquilibriumMap, x: State) -> Certificate:
     """A Lipschitz constant of `x ↦ z*(x)`, in Euclidean norms, for inputs shaped like `x`.
 
-    The equation knows how its equilibrium follows its injections, `Equation.equilibrium_lipschitz`, and the map
-    which modules these come from, whose constants are those of `lipschitz_bound`. The derivations are with the
+    The equation knows how its equilibrium follows its injections, `Equation.equilibrium_lipschitz`, and the
+    map which modules these come from, whose constants are those of `lipschitz_bound`. The derivations are
+    with the
     equations: `a/(1 - q)` for units, chains of them, and what wraps them, `SimilarityEquation` with
-    `GaussianSimilarity.rates` and `InnerProductSimilarity.rates` for kernels, `MultiBranchEquation` for coupled
-    branches; independent branches have the root of the sum of squares, since all of them read `x`.
+    `GaussianSimilarity.rates` and `InnerProductSimilarity.rates` for kernels, `MultiBranchEquation` for
+    coupled branches; independent branches have the root of the sum of squares, since all of them read `x`.
 
     Args:
         map: an equilibrium map.
@@ -40,7 +41,8 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: State) -> Certificate:
     Raises:
         ConfigError: where no bound is known: other maps, norms too large, a `U` without a known Lipschitz
             constant, a kernel whose curvature inputs leave unbounded, perturbations in force, branches
-            coupled by the hard sign, or a subclass that overrides `bind` and does not say what reads its input.
+            coupled by the hard sign, or a subclass that overrides `bind` and does not say what reads its
+            input.
         NonFiniteError: for weights that are NaN or infinite.
     """
     expect_module(map)
@@ -57,8 +59,8 @@ def _injections(map: EquilibriumMap) -> tuple[nn.Module, ...]:
             binds, says = (_definer(type(part), name) for name in ("bind", "injections"))
             if not issubclass(says, binds):
                 raise ConfigError(
-                    f"{binds.__name__} overrides `bind`, so that the bound of {says.__name__} need not hold for"
-                    " it; give it `injections` of its own, the modules that read `x`."
+                    f"{binds.__name__} overrides `bind`, so that the bound of {says.__name__} need not hold"
+                    " for it; give it `injections` of its own, the modules that read `x`."
                 )
     return map.injections
 

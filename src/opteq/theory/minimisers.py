@@ -67,8 +67,8 @@ def kind_at(equation: Equation, state: State) -> EquilibriumKind:
     """What an equilibrium of `equation` is for the hidden objective.
 
     What is asked is `Equation.curvature`: of a kernel map the largest eigenvalue of `∇²S`, for the objective
-    `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)` with `f` convex; of maps that are gradients, as an `OptEqUnit`, that of `J`, since
-    `∇²Q = I - J`; of two in turn and of branches the largest one; of coupled branches see
+    `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)` with `f` convex; of maps that are gradients, as an `OptEqUnit`, that of
+    `J`, since `∇²Q = I - J`; of two in turn and of branches the largest one; of coupled branches see
     `opteq.maps.multibranch` and `opteq.maps.kernelbranches`.
 
     Args:

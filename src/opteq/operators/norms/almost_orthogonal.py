@@ -18,9 +18,10 @@ class AlmostOrthogonal(Nonexpansive):
     """`W = ζ P diag(d)`, `d_c = (Σ_{c',s} |(P ⋆ P)_{c,c',s}|)^{-1/2}` (Prach and Lampert 2022).
 
     `P ⋆ P` is the kernel of `PᵀP`: the sum runs over the channels `c'` and the shifts `s`, for a matrix over
-    `|PᵀP|_{cc'}`. With `D = diag(d)` the absolute row sums of `(PD)ᵀ(PD)`, weighted by `1/d`, are at most 1, and
-    with them its norm; on a zero-padded image, whose convolution is a part of that on the infinite plane, too.
-    Where `P` is orthogonal `d = 1`, as behind an `OrthogonalStart`. Input channels without weights stay without.
+    `|PᵀP|_{cc'}`. With `D = diag(d)` the absolute row sums of `(PD)ᵀ(PD)`, weighted by `1/d`, are at most 1,
+    and with them its norm; on a zero-padded image, whose convolution is a part of that on the infinite plane,
+    too. Where `P` is orthogonal `d = 1`, as behind an `OrthogonalStart`. Input channels without weights stay
+    without.
     """
 
     def weight(self, operator: nn.Module) -> Tensor:

@@ -20,12 +20,12 @@ class Orthogonal(Nonexpansive):
 
     A matrix: `Q` of the QR factorisation of the weight, the one with a positive diagonal of `R`.
 
-    A `k×k` convolution: `Q` as its middle, after `2(k - 1)` convolutions of two pixels each, `[P, I - P]`, across
-    and down, with orthogonal projections `P` onto half of the channels (Xiao et al. 2018; Li et al. 2019,
-    block convolution orthogonal parametrisation). Two of them with `P` and `I - P` come to a shift by one pixel
-    and nothing else, which is where they start: the kernel is delta-orthogonal then, and orthogonal on an
-    infinite plane, hence of a norm of at most 1 on a zero-padded image, ever after. Its parameters are the
-    `weight` of the middle, `(out, in, 1, 1)`, and `spans`, whose columns span what the `P` project onto.
+    A `k×k` convolution: `Q` as its middle, after `2(k - 1)` convolutions of two pixels each, `[P, I - P]`,
+    across and down, with orthogonal projections `P` onto half of the channels (Xiao et al. 2018; Li et al.
+    2019, block convolution orthogonal parametrisation). Two of them with `P` and `I - P` come to a shift by
+    one pixel and nothing else, which is where they start: the kernel is delta-orthogonal then, and orthogonal
+    on an infinite plane, hence of a norm of at most 1 on a zero-padded image, ever after. Its parameters are
+    the `weight` of the middle, `(out, in, 1, 1)`, and `spans`, whose columns span what the `P` project onto.
 
     Raises:
         ConfigError: for a convolution with one input channel to a group, which could only be a shift.
@@ -58,7 +58,7 @@ class Orthogonal(Nonexpansive):
 
 
 def _orthonormal(matrix: Tensor) -> Tensor:
-    """The `Q` of `QR` with a positive diagonal of `R`, of the transposed matrix where that is the taller one."""
+    """The `Q` of `QR` with a positive diagonal of `R`, of the transpose where that is taller."""
     tall = matrix.shape[-2] >= matrix.shape[-1]
     q, r = torch.linalg.qr(matrix if tall else matrix.mT)
     q = q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q.dtype)[..., None, :]
@@ -66,7 +66,7 @@ def _orthonormal(matrix: Tensor) -> Tensor:
 
 
 def _shifts(spans: Tensor) -> Tensor:
-    """The product of all `[P, I - P]` along one axis, from spans `(groups, pairs, n, n)`: `(groups, k, n, n)`."""
+    """The product of all `[P, I - P]` of an axis, `(groups, k, n, n)`, from spans `(groups, pairs, n, n)`."""
     groups, _, n, _ = spans.shape
     identity = torch.eye(n, dtype=spans.dtype, device=spans.device)
     product = identity.expand(groups, 1, n, n)
@@ -75,5 +75,7 @@ def _shifts(spans: Tensor) -> Tensor:
             q = torch.linalg.qr(columns).Q
             p = (q @ q.mT)[:, None]
             # One pixel further for the part of I - P.
-            product = F.pad(product @ p, (0, 0, 0, 0, 0, 1)) + F.pad(product @ (identity - p), (0, 0, 0, 0, 1, 0))
+            product = F.pad(product @ p, (0, 0, 0, 0, 0, 1)) + F.pad(
+                product @ (identity - p), (0, 0, 0, 0, 1, 0)
+            )
     return product

@@ -17,8 +17,8 @@ from opteq.options import strict_options
 class WeightNormalised(NormControl):
     """`W_o = g_o V_o / ‖V_o‖` for every filter `o` (Salimans and Kingma 2016; Li et al. 2023, §4.1).
 
-    The lengths `g`, the parameter `gain`, start as those of the initial filters. It conditions the training and
-    bounds no operator norm: a `ζ` is not kept.
+    The lengths `g`, the parameter `gain`, start as those of the initial filters. It conditions the training
+    and bounds no operator norm: a `ζ` is not kept.
     """
 
     def install(self, operator: nn.Module) -> None:
