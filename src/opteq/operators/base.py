@@ -14,8 +14,9 @@ from opteq.operators.estimate import NormEstimate
 from opteq.operators.norms.base import NormControl, Weights
 from opteq.operators.norms.ceiling import Ceiling
 
-# Times the ceiling, from which on a stored weight is brought back to it.
-_LARGEST_EXCESS = 1.5
+# Times the ceiling, from which on the norm of a stored weight is brought down, and to what: above the ceiling,
+# since the estimate is from below.
+_LARGEST_EXCESS, _SETTLED_EXCESS = 1.5, 1.2
 
 
 class LinearOperator(nn.Module, ABC):
@@ -146,7 +147,7 @@ def _run_pre_hooks(operator: LinearOperator) -> None:
 
 @torch.no_grad()
 def settle_norms(module: nn.Module) -> None:
-    """Scale stored weights whose norm has grown to half as much again as their ceiling back to it.
+    """Scale stored weights whose norm has grown to half as much again as their ceiling back to near it.
 
     The function stays what it is, since `Ceiling` scales such weights down all the same. It is for the moment
     after a step of an optimizer: weights that were used since are left alone, as a graph may hold them, and
@@ -159,5 +160,7 @@ def settle_norms(module: nn.Module) -> None:
         # What is computed from parameters is for others to scale.
         if isinstance(weights[0], nn.Parameter) and not operator._estimate.knows(weights):
             places = [p for _, p in module.named_parameters(remove_duplicate=False) if p is weights[0]]
-            if len(places) == 1:
-                weights[0].div_(operator._excess())
+            # The step may have changed the norm; below the ceiling a scale would change the function.
+            norm, wanted = operator.norm(operator._estimate.domain).item(), _SETTLED_EXCESS * operator._ceiling
+            if len(places) == 1 and norm > wanted:
+                weights[0].mul_(wanted / norm)

@@ -45,6 +45,11 @@ class NormEstimate:
         self.value = norm.detach()
         return norm
 
+    @property
+    def domain(self) -> tuple[int, ...]:
+        """Shape of the inputs that the last estimate was for."""
+        return () if self._known is None else tuple(self._known.vector.shape[1:])
+
     def knows(self, weights: Weights) -> bool:
         """Whether the last estimate was of these weights."""
         return self._known is not None and same(self._known.weights, weights)

@@ -1,0 +1,233 @@
+"""Every way of keeping the norm keeps what it promises. A new one joins by an entry in `WAYS`."""
+
+import copy
+import pickle
+import random as numbers
+
+import pytest
+import torch
+from torch import Tensor
+from torch.optim import SGD
+
+from opteq import (
+    AlmostOrthogonal,
+    Ceiling,
+    Conv2d,
+    Dense,
+    DepthwiseSeparableConv2d,
+    EquilibriumLayer,
+    GaussianStart,
+    Orthogonal,
+    OrthogonalStart,
+    OptEqUnit,
+    Unconstrained,
+    UniformStart,
+    WeightNormalised,
+    certify,
+)
+from opteq.errors import ConfigError
+from opteq.operators.base import LinearOperator
+from opteq.operators.norms.base import NormControl
+from tests.conformance.reference import matrix_of, random, spectral_norm
+
+WAYS: list[NormControl] = [
+    Ceiling(),
+    AlmostOrthogonal(),
+    Orthogonal(),
+    WeightNormalised(),
+    Unconstrained(),
+]
+CERTIFIED = [way for way in WAYS if way.certified]
+every_way = pytest.mark.parametrize("way", WAYS, ids=repr)
+every_certified_way = pytest.mark.parametrize("way", CERTIFIED, ids=repr)
+CASES = 200
+
+
+def drawn(seed: int, way: NormControl) -> tuple[LinearOperator, tuple[int, ...]]:
+    """An operator of random kind, shape and weights, and the shape of its inputs."""
+    draw = numbers.Random(seed)
+    torch.manual_seed(seed)
+    start = draw.choice([UniformStart(), OrthogonalStart(), GaussianStart(draw.choice([1e-3, 0.3, 5.0]))])
+    kind = draw.choice(["dense", "conv", "grouped", "separable"])
+    a, b, k = draw.randint(1, 6), draw.randint(1, 6), draw.choice([1, 3, 5])
+    sides = draw.randint(1, 6), draw.randint(1, 6)
+    if kind == "dense":
+        return Dense(a, b, norm=way, start=start), (a,)
+    if kind == "separable" and not isinstance(way, Orthogonal):
+        return DepthwiseSeparableConv2d(a, b, k, norm=way, start=start), (a, *sides)
+    groups = draw.randint(2, 3) if kind == "grouped" else 1
+    # An orthogonal convolution of one channel to a group is refused.
+    a = max(a, 2) if isinstance(way, Orthogonal) else a
+    return Conv2d(groups * a, groups * b, k, groups, norm=way, start=start), (groups * a, *sides)
+
+
+def disturbed(operator: LinearOperator, seed: int) -> LinearOperator:
+    """The operator after what a training might do to its parameters."""
+    with torch.no_grad():
+        for number, parameter in enumerate(operator.parameters()):
+            noise = random(*parameter.shape, seed=seed + number).to(parameter.dtype)
+            parameter.add_(noise * 10.0 ** (seed % 5 - 3))
+    return operator
+
+
+def dense(bound: object, domain: tuple[int, ...], dtype: torch.dtype = torch.float64) -> Tensor:
+    exact = bound.with_tensors(tuple(t.detach().double() for t in bound.tensors))  # type: ignore[attr-defined]
+    return matrix_of(exact, domain)
+
+
+@every_way
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.spec("R1.7")
+def test_the_norm_never_exceeds_its_bound(way: NormControl, dtype: torch.dtype):
+    for seed in range(CASES):
+        operator, domain = drawn(seed, way)
+        operator = disturbed(operator.to(dtype), seed).eval()
+        ceiling = [None, 0.5, 0.97, 3.0][seed % 4]
+        bound = operator.bind(domain, ceiling)
+        norm = spectral_norm(dense(bound, domain)).item()
+        assert norm <= bound.norm_bound().item(), seed
+        if way.certified:
+            assert norm <= way.kept(ceiling), seed
+            assert bound.norm_bound().item() == way.kept(ceiling)
+        elif ceiling is not None and way.kept(ceiling) == ceiling:
+            # The estimate of a norm is from below.
+            assert norm <= ceiling * (1 + 1e-3), seed
+
+
+@every_certified_way
+@pytest.mark.spec("R1.7")
+def test_a_certified_way_estimates_no_norm(way: NormControl, monkeypatch: pytest.MonkeyPatch):
+    def refused(*args: object, **kwargs: object) -> None:
+        raise AssertionError("a norm was estimated")
+
+    monkeypatch.setattr("opteq.operators.estimate.largest_ritz_pair", refused)
+    monkeypatch.setattr("opteq.operators.bound.dense_norm_bound", refused)
+    W = Conv2d(4, 6, norm=way)
+    layer = EquilibriumLayer(OptEqUnit(W, Conv2d(3, 6)))
+    x = random(2, 3, 5, 5, dtype=torch.float32)
+    layer(x).sum().backward()
+    certificate = certify(layer, x)
+    assert (certificate.contraction.value == 0.97**2).all()
+    assert (certificate.distance.value >= certificate.distance_to_reference.value * (1 - 1e-6)).all()
+
+
+@every_way
+@pytest.mark.parametrize("build", [lambda **o: Dense(5, 3, **o), lambda **o: Conv2d(4, 6, groups=2, **o)])
+def test_gradients_to_the_parameters_are_those_of_finite_differences(way: NormControl, build):
+    torch.manual_seed(0)
+    operator = build(norm=way).double().eval()
+    domain = (5,) if isinstance(operator, Dense) else (4, 3, 3)
+    x, cotangent = random(2, *domain), random(2, *operator.bind(domain).codomain, seed=1)
+    ceiling = None if isinstance(way, Ceiling) else 0.7
+
+    def value() -> Tensor:
+        return (operator.bind(domain, ceiling)(x) * cotangent).sum()
+
+    names, parameters = zip(*operator.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(value(), parameters)
+    for name, parameter, gradient in zip(names, parameters, gradients, strict=True):
+        direction, values = random(*parameter.shape, seed=2), []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter.add_(sign * 1e-6 * direction)
+            values.append(value().detach())
+            with torch.no_grad():
+                parameter.sub_(sign * 1e-6 * direction)
+        expected = (values[0] - values[1]) / 2e-6
+        torch.testing.assert_close((gradient * direction).sum(), expected, rtol=1e-5, atol=1e-7, msg=name)
+
+
+@every_way
+def test_copies(way: NormControl):
+    torch.manual_seed(0)
+    operator = Conv2d(4, 6, norm=way)
+    loaded = Conv2d(4, 6, norm=way)
+    loaded.load_state_dict(operator.state_dict())
+    x = random(2, 4, 3, 3, dtype=torch.float32)
+    for other in (copy.deepcopy(operator), pickle.loads(pickle.dumps(operator)), loaded):
+        assert torch.equal(other(x), operator(x))
+
+
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("channels", [(4, 7), (5, 5), (6, 4)], ids=str)
+def test_orthogonal_convolutions_keep_lengths_on_a_torus(size: int, channels: tuple[int, int]):
+    torch.manual_seed(0)
+    inside, out = channels
+    operator = disturbed(Conv2d(inside, out, size, norm=Orthogonal()).double(), 3)
+    (kernel,) = operator.weights
+    transform = torch.fft.fft2(kernel, s=(9, 9)).permute(2, 3, 0, 1)
+    values = torch.linalg.svdvals(transform)
+    torch.testing.assert_close(values, torch.ones_like(values), rtol=1e-9, atol=1e-9)
+    assert kernel.abs().amax((0, 1)).min() > 1e-3  # every pixel of the kernel is in use
+
+
+@pytest.mark.parametrize("way", [Orthogonal(), AlmostOrthogonal()], ids=repr)
+def test_an_orthogonal_start_is_left_alone(way: NormControl):
+    torch.manual_seed(0)
+    operator = Conv2d(3, 5, 3, norm=way, start=OrthogonalStart()).double()
+    (kernel,) = operator.weights
+    middle = kernel[:, :, 1, 1]
+    torch.testing.assert_close(middle.mT @ middle, torch.eye(3, dtype=torch.float64), rtol=1e-4, atol=1e-4)
+    rest = kernel.clone()
+    rest[:, :, 1, 1] = 0
+    assert rest.abs().max() < 1e-6
+
+
+def test_starts():
+    torch.manual_seed(0)
+    assert abs(Dense(300, 200, start=GaussianStart(0.2)).weight.std().item() - 0.2) < 0.01
+    start = Conv2d(6, 4, groups=2, start=OrthogonalStart(gain=2.0)).double()
+    singular = torch.linalg.svdvals(matrix_of(start, (6, 3, 3)))
+    torch.testing.assert_close(singular, torch.full_like(singular, 2.0), rtol=1e-6, atol=1e-6)
+    reference = torch.nn.Conv2d(6, 4, 3)
+    assert abs(Conv2d(60, 40).weight.abs().max().item() - 1 / (60 * 9) ** 0.5) < 1e-3
+    assert reference.weight.shape == Conv2d(6, 4).weight.shape
+    with pytest.raises(ConfigError, match="Expected `start`"):
+        Dense(2, 2, start="orthogonal")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="Expected `norm`"):
+        Dense(2, 2, norm="ceiling")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="`std` of GaussianStart"):
+        GaussianStart(-1.0)
+    with pytest.raises(ConfigError, match="can only be a shift"):
+        Conv2d(3, 3, groups=3, norm=Orthogonal())
+
+
+def test_the_stored_norm_stays_near_the_ceiling_and_the_function_what_it_is():
+    torch.manual_seed(0)
+    W = Conv2d(3, 5)
+    layer = EquilibriumLayer(OptEqUnit(W, Conv2d(2, 5)))
+    x, target = random(8, 2, 4, 4, dtype=torch.float32), random(8, 3, 4, 4, seed=1, dtype=torch.float32)
+    optimizer = SGD(layer.parameters(), lr=0.5)
+    largest, settled = 0.0, 0
+    for _ in range(60):
+        before = W.weight.detach().clone()
+        with torch.no_grad():
+            expected = copy.deepcopy(layer).eval()(x)
+        z = layer(x)
+        if not torch.equal(before, W.weight):
+            settled += 1
+            torch.testing.assert_close(z, expected, rtol=1e-3, atol=1e-3)
+        optimizer.zero_grad()
+        (z - target).square().mean().backward()
+        optimizer.step()
+        largest = max(largest, spectral_norm(matrix_of(copy.deepcopy(W).double(), (3, 4, 4))).item())
+    assert settled
+    assert largest < 2 * 0.97
+
+
+def test_weights_that_a_graph_holds_or_others_share_are_not_scaled():
+    torch.manual_seed(0)
+    W = Conv2d(3, 3)
+    with torch.no_grad():
+        W.weight.mul_(20)
+    layer = EquilibriumLayer(OptEqUnit(W, Conv2d(3, 3)))
+    x = random(2, 3, 4, 4, dtype=torch.float32)
+    before = W.weight.detach().clone()
+    (layer(x) + layer(2 * x)).sum().backward()  # two passes, one backward
+    assert torch.equal(W.weight, before)
+    tied = EquilibriumLayer(OptEqUnit(W, W))
+    for _ in range(3):
+        tied(x)
+        with torch.no_grad():
+            W.weight.mul_(1.001)
+    torch.testing.assert_close(W.weight.detach(), before * 1.001**3)
