@@ -42,6 +42,7 @@ class KernelMOptEq(CoupledMap[KernelMap]):
     """
 
     kind = KernelMap
+    independent = False
     curvature = " + |k''|‖c‖²/n"
 
     def bind(self, x: State, error: float = 0.0) -> KernelBranchesEquation:
@@ -52,6 +53,7 @@ class KernelMOptEq(CoupledMap[KernelMap]):
             assert isinstance(unit.similarity, InnerProductSimilarity)
             similarities.append(unit.similarity)
             activations.append(unit.activation)
+        assert self.coupling is not None
         coupling = self.coupling.at(_lift(similarities, first), error)
         return KernelBranchesEquation(tuple(similarities), tuple(activations), coupling, self.sequential)
 

@@ -45,11 +45,13 @@ class MOptEq(CoupledMap[OptEqUnit]):
 
     kind = OptEqUnit
 
-    def bind(self, x: State, error: float = 0.0) -> MultiBranchEquation:
+    def bind(self, x: State, error: float = 0.0) -> Equation:
         units, first = self.bind_units(x, error)
-        coupling = self.coupling.at(first, error)
+        branches = ParallelEquation(tuple(units))
+        if self.coupling is None:
+            return branches
         start = None if self.sequential else first
-        return MultiBranchEquation(ParallelEquation(tuple(units)), coupling, self.sequential, start)
+        return MultiBranchEquation(branches, self.coupling.at(first, error), self.sequential, start)
 
     @staticmethod
     def channels(unit: OptEqUnit) -> int:
