@@ -9,18 +9,17 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-import yaml
 from torch import Tensor, nn
 
 from benchmarks.contenders import Counter, counted, run_torchdeq, torchdeq_anderson
 from benchmarks.measure import Deadline, synchronizer
 from benchmarks.report import markdown_table
-from opteq.configs import resolve_config
+from opteq.configs import read_config
 from opteq.data.folder import ImageFolder
 from opteq.layer import EquilibriumLayer, solve_log
 from opteq.maps.optequnit import OptEqUnit
-from opteq.models.classifier import EquilibriumClassifier
-from opteq.models.loading import build
+from opteq.models.classifier import ImageClassifier
+from opteq.models.parts import build, complete
 from opteq.operators.conv import Conv2d
 
 PRESET = "cifar10-small"
@@ -136,7 +135,7 @@ def measure_epoch(root: str, device: torch.device, deadline: Deadline) -> EpochR
         device: where to train.
         deadline: when to stop before the epoch is over.
     """
-    config = yaml.safe_load(resolve_config(PRESET).read_text(encoding="utf-8"))
+    config = read_config(PRESET)
     options = {k: v for k, v in config["data"]["init_args"].items() if k != "root"}
     data = ImageFolder(root, image_size=32, **options)
     data.setup("fit")
@@ -144,13 +143,14 @@ def measure_epoch(root: str, device: torch.device, deadline: Deadline) -> EpochR
     images, labels = (t.to(device) for t in next(iter(loader)))
 
     torch.manual_seed(0)
+    complete(config["model"]["network"], data.in_channels, len(data.class_names))
     network = build(config["model"]["network"]).to(device)
     rates = config["model"]["learning_rate"], config["model"]["weight_decay"]
     # The number of evaluations changes most in the first batches.
     trained = Student("", copy.deepcopy(network), *rates)
     for _ in range(_BATCHES_BEFORE_COUNTING):
         trained.train_on(images, labels)
-    blocks = _evaluations(trained.network, images, labels)[0] // len(network.equilibrium_layers)
+    blocks = _evaluations(trained.network, images, labels)[0]
     students = [Student(name, n, *rates) for name, n in _networks(network, blocks).items()]
     for student in students:
         student.train_on(images, labels)
@@ -192,11 +192,11 @@ def epoch_markdown(result: EpochResult) -> str:
     return f"Preset {PRESET}, {part}; evaluations on the last batch.\n\n{markdown_table(columns, rows)}"
 
 
-def _networks(network: EquilibriumClassifier, blocks: int) -> dict[str, nn.Module]:
+def _networks(network: ImageClassifier, blocks: int) -> dict[str, nn.Module]:
     def with_middle(middle: Callable[[EquilibriumLayer], nn.Module]) -> nn.Module:
         other = copy.deepcopy(network)
-        layers = (middle(layer) for layer in other.equilibrium_layers)
-        other.equilibria = nn.Sequential(*layers).to(next(network.parameters()).device)
+        (layer,) = other.equilibrium_layers
+        other.body = middle(layer).to(next(network.parameters()).device)
         return other
 
     return {

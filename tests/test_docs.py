@@ -7,10 +7,11 @@ import torch
 from PIL import Image
 
 import opteq
+from opteq.configs import read_config
 from opteq.data.images import read_image
 from opteq.data.preprocess import Normalization, Preprocess
-from opteq.models.classifier import OptEqClassifier
 from opteq.models.loading import ModelCard, save_network
+from opteq.models.parts import build, complete
 
 ROOT = Path(__file__).parents[1]
 PAGES = ["CONTRIBUTING.md", "docs/index.md", "docs/coming-from-torchdeq.md"]
@@ -46,9 +47,10 @@ def test_the_guide(tmp_path, monkeypatch, capsys):
     run, photos = tmp_path / "runs" / "digits", tmp_path / "photos"
     run.mkdir(parents=True)
     photos.mkdir()
-    network = {"class_path": "opteq.models.classifier.OptEqClassifier", "init_args": {"in_channels": 1}}
+    network = read_config("digits")["model"]["network"]
+    complete(network, in_channels=1, classes=10)
     card = ModelCard(network, tuple("0123456789"), 1, 8, (0.3,), (0.4,))
-    save_network(run, OptEqClassifier(in_channels=1), card)
+    save_network(run, build(network), card)
     pixels = torch.randint(256, (11, 19, 3), dtype=torch.uint8)
     Image.fromarray(pixels.numpy()).save(photos / "three.png")
 

@@ -1,12 +1,13 @@
 """The command `opteq`."""
 
+import json
 import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
 
-from opteq.configs import presets, resolve_config
+from opteq.configs import presets, read_config, resolve_config
 from opteq.errors import ConfigError, OpteqError
 from opteq.memory import keep_freed_memory
 
@@ -23,15 +24,17 @@ opteq trains and examines optimization-induced equilibrium models.
 
 Options change a configuration, for example
 
-  --trainer.max_epochs 5               length of the training
-  --model.network.channels 96          any argument of the network
-  --model.network.solver Anderson      its solver, then any option of that,
-  --model.network.solver.tol 1e-4      which has to come after its name
-  --data.root DIR                      where the data set is
-  --data.batch_size 32                 images in a batch
-  --trainer.gradient_clip_val 1        and every other option of Lightning's Trainer
-  --run NAME                           name of the folder in runs/
-  --ckpt_path last                     go on with an interrupted training
+  --trainer.max_epochs 5                 length of the training
+  --model.network.stem.channels 96       channels of the features, and of what follows from them
+  --model.network.body.solver Anderson   the solver of its body, then any option of that,
+  --model.network.body.solver.tol 1e-4   which has to come after its name
+  --data.root DIR                        where the data set is
+  --data.batch_size 32                   images in a batch
+  --trainer.gradient_clip_val 1          and every other option of Lightning's Trainer
+  --run NAME                             name of the folder in runs/
+  --ckpt_path last                       go on with an interrupted training
+
+Classes of your own are named like --model.network.body mine.Body, for one in mine.py of the current folder.
 
 `opteq COMMAND --help-all` lists every option, `--print_config` shows the configuration that results.
 `opteq --version` prints the version. Packaged configurations can be copied and edited.
@@ -53,6 +56,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, 2 for a mistake that a sentence on stderr explains, 130 for an interrupt, 141 if
         nobody reads the output any more.
     """
+    if arguments is None:
+        # So that options can name classes in files of the current folder.
+        sys.path.append(os.getcwd())
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
         # Here rather than at exit, where nothing can be done about a reader that has gone.
@@ -117,12 +123,14 @@ def _predict(options: list[str]) -> None:
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("images", type=Path, help="folder of images, or one image")
     parser.add_argument("--output", type=Path, default=Path("predictions.csv"), help="CSV file to write")
+    _add_trust(parser)
     chosen = parser.parse_args(options)
 
     from opteq.models.loading import ModelCard, load
     from opteq.training.predict import predict_to_file
 
-    print(predict_to_file(load(chosen.run), ModelCard.read(chosen.run), chosen.images, chosen.output))
+    network = load(chosen.run, chosen.trust == "true")
+    print(predict_to_file(network, ModelCard.read(chosen.run), chosen.images, chosen.output))
 
 
 def _reproduce(options: list[str]) -> None:
@@ -142,8 +150,8 @@ def _reproduce(options: list[str]) -> None:
     parser.add_argument("--output", type=Path, help="folder of the runs and the table; reproduced/TABLE")
     chosen, of_fit = parser.parse_known_args(options)
 
+    from opteq.experiments.output import write_results
     from opteq.experiments.reproduce import reproduce
-    from opteq.experiments.results import write_results
 
     table = read_table(chosen.table)
     output = chosen.output or Path("reproduced") / table.name
@@ -158,7 +166,11 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
     if options and not options[0].startswith("-"):
         if command == "fit":
             raise ConfigError(f"Expected options after opteq fit; did you mean --config {options[0]}?")
-        options = [*checkpoint_options(Path(options[0])), *options[1:]]
+        parser = ArgumentParser(prog=f"opteq {command}", add_help=False, allow_abbrev=False)
+        parser.add_argument("run", type=Path)
+        _add_trust(parser)
+        chosen, options = parser.parse_known_args(options)
+        options = [*checkpoint_options(chosen.run, chosen.trust == "true"), *options]
     options, config = _find_configs(options)
     # The configuration in the folder of a run is named after the folder.
     name = config.resolve().parent.name if config.name == CONFIG else config.stem
@@ -168,15 +180,22 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
         print(outcome)
 
 
+def _add_trust(parser: ArgumentParser) -> None:
+    parser.add_argument(
+        "--trust", choices=("true", "false"), help="whether the run may use classes that are not opteq's"
+    )
+
+
 def _find_configs(options: list[str]) -> tuple[list[str], Path]:
-    """Replace the names of presets by their files; also returns the last configuration file."""
+    """Replace presets and files by the options that they hold; also returns the last configuration file."""
     found, path = [], Path("run")
     takes_config = False
     for option in options:
         flag, equals, value = option.partition("=")
         if takes_config or (flag == "--config" and equals):
             path = resolve_config(option if takes_config else value)
-            found.append(str(path) if takes_config else f"--config={path}")
+            options_in_file = json.dumps(read_config(str(path)))
+            found.append(options_in_file if takes_config else f"--config={options_in_file}")
         else:
             found.append(option)
         takes_config = option in ("--config", "-c")

@@ -11,8 +11,11 @@ TINY = """\
 seed_everything: 1
 model:
   network:
-    class_path: opteq.models.classifier.OptEqClassifier
-    init_args: {in_channels: 1, classes: 10, channels: 4, hidden: 4}
+    class_path: opteq.models.classifier.ImageClassifier
+    init_args:
+      stem: {class_path: opteq.models.stems.ConvStem, init_args: {channels: 4}}
+      body: {class_path: opteq.models.bodies.Unit, init_args: {hidden: 4}}
+      head: {class_path: opteq.models.heads.Head}
   optimizer: adamw
   learning_rate: 1.0e-2
 data:

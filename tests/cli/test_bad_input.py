@@ -61,33 +61,36 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         ),
         (["--trainer.max_epoch", "1"], "did you mean trainer.max_epochs"),
         (["--max_epochs=1"], "There is no option max_epochs; did you mean trainer.max_epochs"),
-        (["--model.network.chanels", "1"], "OptEqClassifier has no option chanels; did you mean channels"),
+        (["--model.network.body.chanels", "1"], "Unit has no option chanels; did you mean channels"),
         (["--data.root", "x"], "Digits has no option root; there are augmentation, batch_size"),
         (["--model.network", "Foo"], "Wrong value of model.network: there is no class Foo."),
-        (["--model.network.solver", "Foo"], "Wrong value of model.network.solver: there is no class Foo."),
+        (["--model.network.body.solver", "Foo"], "model.network.body.solver: there is no class Foo."),
         (
-            ["--model.network.solver", "Andersen"],
-            "Wrong value of model.network.solver: there is no class Andersen; did you mean Anderson?",
+            ["--model.network.body.solver", "Andersen"],
+            "Wrong value of model.network.body.solver: there is no class Andersen; did you mean Anderson?",
         ),
-        (["--model.network.solver=Anderson", "--model.network.solver.tols=1"], "did you mean tol?"),
+        (["--model.network.body.solver=Anderson", "--model.network.body.solver.tols=1"], "did you mean tol?"),
         (
-            ["--model.network.solver.tol", "1"],
-            "Choose a class before its options: --model.network.solver Anderson (or Broyden, ",
-        ),
-        (
-            ["--model.network.gradient.tol", "1"],
-            "Choose a class before its options: --model.network.gradient Implicit (or OneStep, ",
+            ["--model.network.body.solver.tol", "1"],
+            "Choose a class before its options: --model.network.body.solver Anderson (or Broyden, ",
         ),
         (
-            ["--model.network.solver=Anderson", "--model.network.solver.memory=0"],
+            ["--model.network.body.gradient.tol", "1"],
+            "Choose a class before its options: --model.network.body.gradient Implicit (or OneStep, ",
+        ),
+        (
+            ["--model.network.body.solver=Anderson", "--model.network.body.solver.memory=0"],
             "Expected `memory` of Anderson",
         ),
-        (["--model.network.dropout", "2"], "Expected `dropout` to be a probability from 0 to 1, got 2.0."),
-        (["--model.network.activation", "foo"], "Expected `activation` to be one of"),
+        (["--model.network.head.dropout", "2"], "`dropout` to be a probability from 0 to 1, got 2.0."),
+        (["--model.network.body.activation", "foo"], "Expected `activation` to be one of"),
         (["--model.learning_rate", "abc"], "Wrong value of model.learning_rate: expected float"),
         (["--model.schedule", "abc"], "expected one of 'constant', 'cosine', 'step', 'linear', 'poly'"),
-        (["--model.network.classes", "7"], "set --model.network.classes 10"),
-        (["--model.network.in_channels", "3"], "Set --model.network.in_channels 1"),
+        (
+            ["--model.network.head.classes", "7"],
+            "leave out --model.network.head.classes",
+        ),
+        (["--model.network.stem.in_channels", "3"], "does not take the images of Digits (1 channels, 8×8)"),
         (["--data.batch_size", "0"], "Expected `batch_size` of at least 1, got 0."),
         (["--data.val_fraction", "2"], "Expected `val_fraction` between 0 and 1, got 2.0."),
         (["--data.train_limit", "5000"], "Expected `train_limit` between 1 and 1293"),
@@ -95,7 +98,7 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         (["--trainer.max_epochs", "-1"], "set --trainer.max_epochs"),
         (["--model.learning_rate", "1e30"], "lower the learning rate"),
         (
-            ["--model.network.solver=Anderson", "--model.network.solver.tol=1e-9"],
+            ["--model.network.body.solver=Anderson", "--model.network.body.solver.tol=1e-9"],
             "tol=1e-09 cannot be reached in float32; use at least 2e-06 or a wider dtype.",
         ),
     ],
@@ -132,7 +135,8 @@ class TestData:
 
         def run(*options):
             return refuses(
-                "fit", "--model.network=OptEqClassifier", "--model.network.classes=2",
+                "fit", "--model.network=ImageClassifier", "--model.network.stem=ConvStem",
+                "--model.network.body=Unit", "--model.network.head=Head",
                 "--data=ImageFolder", f"--data.root={tmp_path}", "--data.image_size=8",
                 "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", *options,
             )  # fmt: skip
@@ -176,10 +180,10 @@ class TestData:
         assert "floating-point" in fit()
 
     def test_wrong_number_of_classes(self, fit, images):
-        assert "set --model.network.classes 2" in fit("--model.network.classes=3")
+        assert "has 2 classes" in fit("--model.network.head.classes=3")
 
     def test_images_too_small_for_the_network(self, fit, images):
-        sentence = fit("--model.network=GEQClassifier", "--data.image_size=7")
+        sentence = fit("--model.network.body=Gaussian", "--data.image_size=7")
         assert "The network does not take the images of" in sentence
 
     def test_nan_in_a_batch(self, tiny, refuses, monkeypatch):
@@ -212,7 +216,7 @@ class TestCheckpoints:
         checkpoint = copy / "checkpoints" / "best.ckpt"
         extra = ("--images", tmp_path) if command == "predict" else ()
         sentence = refuses(
-            command, "--config", tiny, "--ckpt_path", checkpoint, "--model.network.channels", 6, *extra
+            command, "--config", tiny, "--ckpt_path", checkpoint, "--model.network.stem.channels", 6, *extra
         )
         assert "The checkpoint is from another model" in sentence
 

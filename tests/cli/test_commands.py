@@ -14,10 +14,11 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 from opteq.cli import main
-from opteq.configs import presets, resolve_config
-from opteq.models.loading import build, load
+from opteq.configs import presets
+from opteq.models.loading import load
 from opteq.solvers.picard import Picard
 from opteq.training.checkpoints import AtomicCheckpointIO, read_checkpoint
+from tests.networks import preset_network
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +68,7 @@ class TestFit:
             "peak_memory_mb",
         ]
         network = load(finished)
-        assert (summary["dataset"], summary["model"]) == ("Digits", "OptEqClassifier")
+        assert (summary["dataset"], summary["model"]) == ("Digits", "OptEqUnit")
         assert summary["parameters"] == sum(p.numel() for p in network.parameters())
         assert summary["unconverged"] == 0
         assert summary["images_per_second"] == pytest.approx(256 / summary["seconds_train"], rel=0.1)
@@ -104,7 +105,10 @@ class TestFit:
     def test_the_configuration_is_resolved_and_works_again(self, finished, opteq):
         config = yaml.safe_load((finished / "config.yaml").read_text())
         assert list(config) == ["seed_everything", "trainer", "model", "data"]
-        assert config["model"]["network"]["init_args"]["depth"] == 1
+        parts = config["model"]["network"]["init_args"]
+        assert parts["stem"]["init_args"]["in_channels"] == 1
+        assert parts["body"]["init_args"]["channels"] == 4
+        assert (parts["head"]["init_args"]["channels"], parts["head"]["init_args"]["classes"]) == (4, 10)
         status, _, err = opteq("fit", "--config", finished / "config.yaml")
         assert status == 0, err
         again = load(f"runs/{finished.name}").state_dict()
@@ -122,13 +126,13 @@ class TestFit:
 
     def test_options_reach_network_solver_data_and_trainer(self, tiny, opteq, tmp_path):
         result = opteq(
-            "fit", f"--config={tiny}", "--run", "wide", "--model.network.channels", 6,
-            "--model.network.solver", "Picard", "--model.network.solver.tol", "1e-2",
+            "fit", f"--config={tiny}", "--run", "wide", "--model.network.stem.channels", 6,
+            "--model.network.body.solver", "Picard", "--model.network.body.solver.tol", "1e-2",
             "--data.train_limit", 64, "--trainer.max_epochs", 1, "--trainer.precision", "bf16-mixed",
         )  # fmt: skip
         assert result.status == 0, result.err
         network = load(tmp_path / "runs" / "wide")
-        assert network.norm.num_features == 6
+        assert network.head[-1].in_features == 6
         assert network.equilibrium_layers[0].solver == Picard(tol=1e-2)
         config = yaml.safe_load((tmp_path / "runs" / "wide" / "config.yaml").read_text())
         assert config["trainer"]["precision"] == "bf16-mixed"
@@ -265,17 +269,21 @@ class TestBranches:
     def test_a_coupled_network_trains_under_attack_and_is_loaded(self, opteq, tiny, tmp_path):
         config = yaml.safe_load(Path(tiny).read_text())
         config["model"]["network"] = {
-            "class_path": "opteq.models.branches.MOptEqClassifier",
+            "class_path": "opteq.models.classifier.ImageClassifier",
             "init_args": {
-                "in_channels": 1,
-                "channels": 4,
-                "hidden": [4, 4],
-                "reductions": [1, 2],
-                "stem": [],
-                "coupling": {
-                    "class_path": "opteq.objectives.coupling.HeritageDiversity",
-                    "init_args": {"weight": 0.02, "heritage": False},
+                "stem": {"class_path": "opteq.models.stems.ConvStem", "init_args": {"channels": 4}},
+                "body": {
+                    "class_path": "opteq.models.bodies.Coupled",
+                    "init_args": {
+                        "hidden": [4, 4],
+                        "reductions": [1, 2],
+                        "coupling": {
+                            "class_path": "opteq.objectives.coupling.HeritageDiversity",
+                            "init_args": {"weight": 0.02, "heritage": False},
+                        },
+                    },
                 },
+                "head": {"class_path": "opteq.models.heads.Head", "init_args": {"branches": 2}},
             },
         }
         config["model"]["adversary"] = {
@@ -292,9 +300,7 @@ class TestBranches:
         assert network(torch.randn(2, 1, 8, 8)).shape == (2, 10)
 
     def test_an_unknown_option_of_the_coupling_is_named(self, refuses):
-        message = refuses(
-            "fit", "--config", "cifar10-mopteq", "--model.network.init_args.coupling.init_args.tua", "1"
-        )
+        message = refuses("fit", "--config", "cifar10-mopteq", "--model.network.body.coupling.tua", "1")
         assert "tua" in message
 
 
@@ -309,8 +315,7 @@ class TestPresets:
 
     @pytest.mark.parametrize("preset", presets(), ids=lambda preset: preset.name)
     def test_the_number_of_parameters_is_true(self, preset):
-        config = yaml.safe_load(resolve_config(preset.name).read_text())
-        network = build(config["model"]["network"])
+        network = preset_network(preset.name)
         assert sum(p.numel() for p in network.parameters()) == preset.parameters
 
     @pytest.mark.parametrize("preset", presets(), ids=lambda preset: preset.name)
@@ -330,7 +335,9 @@ class TestHelp:
             opteq("fit", "--config", "fashion-geq", *options, "--print_config")
         assert end.value.code == 0
         config = yaml.safe_load(capsys.readouterr().out)
-        assert config["model"]["network"]["init_args"]["solver"]["init_args"]["tol"] == 1e-4
+        parts = config["model"]["network"]["init_args"]
+        assert parts["body"]["init_args"]["solver"]["init_args"]["tol"] == 1e-4
+        assert parts["stem"]["init_args"]["channels"] == 96
 
     @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["fit", "--help"]])
     def test_help(self, opteq, arguments):

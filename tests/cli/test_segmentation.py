@@ -32,8 +32,18 @@ def config(tmp_path_factory):
         "seed_everything": 1,
         "model": {
             "network": {
-                "class_path": "opteq.models.segmenter.DeepOptEqSegmenter",
-                "init_args": {"classes": 3, "channels": 12, "hidden": [6, 12, 12], "downsamplings": 1},
+                "class_path": "opteq.models.classifier.ImageClassifier",
+                "init_args": {
+                    "stem": {
+                        "class_path": "opteq.models.stems.ConvStem",
+                        "init_args": {"channels": 12, "downsamplings": 1},
+                    },
+                    "body": {
+                        "class_path": "opteq.models.bodies.Deep",
+                        "init_args": {"hidden": [6, 12, 12], "start": "input"},
+                    },
+                    "head": {"class_path": "opteq.models.heads.PixelHead"},
+                },
             },
             "optimizer": "adamw",
             "learning_rate": 2e-2,
@@ -126,8 +136,8 @@ def test_predictions_of_whole_images_are_refused(finished, config, refuses, tmp_
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--model.network.classes", "4"], "set --model.network.classes 3"),
-        (["--model.network", "OptEqClassifier"], "is a data set for segmentation, but the output"),
+        (["--model.network.head.classes", "4"], "has 3 classes"),
+        (["--model.network.head", "Head"], "is a data set for segmentation, but the output"),
         (["--model.milestones", "[0.5]"], "`milestones` are those of the schedule 'step', but it is 'poly'"),
         (["--data.image_size", "[16]"], "data.image_size"),
         (["--data.root", "nowhere"], "There is no folder nowhere/images/train"),

@@ -6,7 +6,7 @@ import torch
 
 from opteq import Conv2d, EquilibriumLayer, GaussianMap, OptEqUnit, Patches
 from opteq.evaluation.attention import patch_attention
-from opteq.models.branches import ParallelGEQClassifier
+from opteq.models.bodies import Gaussian
 
 
 def by_hand(branch, x, y):
@@ -41,11 +41,8 @@ def test_weights_of_the_patches_at_the_equilibrium():
 @pytest.mark.spec("R6.6")
 def test_branches_are_spread_over_the_finest_one():
     torch.manual_seed(0)
-    network = ParallelGEQClassifier(
-        channels=4, hidden=(4, 4), reductions=(2, 1), patch_channels=2, patch_hidden=3, stem=()
-    ).double()
-    features = network.stem(torch.randn(2, 3, 8, 8, dtype=torch.float64))
-    (layer,) = network.equilibrium_layers
+    layer = Gaussian(4, (4, 4), (2, 1), patch_channels=2, patch_hidden=3).double()
+    features = torch.randn(2, 4, 8, 8, dtype=torch.float64)
     z = layer(features)
     attention = patch_attention(layer.bind(features), z).detach().numpy()
     assert attention.shape == (2, 2, 4, 4)

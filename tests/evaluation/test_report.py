@@ -17,9 +17,10 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.optequnit import OptEqUnit
-from opteq.models.branches import ParallelGEQClassifier, POptEqClassifier
+from opteq.models.bodies import Gaussian, Unit
 from opteq.operators.conv import Conv2d
 from opteq.plots.style import new_figure
+from tests.networks import branch_classifier
 
 SUMMARY = {
     "dataset": "<i>set</i>",
@@ -91,14 +92,14 @@ def test_the_page_is_self_contained_escaped_and_complete(run, network, data):
 
 @pytest.mark.spec("R5.7")
 @pytest.mark.parametrize(
-    ("model", "hidden", "pictures"),
-    [(POptEqClassifier, (4, 4), 10), (POptEqClassifier, (4,), 8), (ParallelGEQClassifier, (8, 8), 11)],
+    ("body", "hidden", "pictures"), [(Unit, (4, 4), 10), (Unit, (4,), 8), (Gaussian, (8, 8), 11)]
 )
-def test_branches_have_their_pictures(run, data, model, hidden, pictures):
+def test_branches_have_their_pictures(run, data, body, hidden, pictures):
     torch.manual_seed(0)
-    reductions = (1, 3)[: len(hidden)]
-    options = {"patch_size": 1} if model is ParallelGEQClassifier else {}
-    network = model(classes=7, channels=4, hidden=hidden, reductions=reductions, stem=(), **options)
+    options = {"patch_size": 1} if body is Gaussian else {}
+    network = branch_classifier(
+        body, classes=7, channels=4, hidden=hidden, reductions=(1, 3)[: len(hidden)], **options
+    )
     shown = Page(write_report(run, network, data))
     assert len([a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]) == pictures
     assert "Each branch is an equilibrium at its own resolution" in shown.text

@@ -7,8 +7,11 @@ from torchvision.models import resnet18
 from opteq import Conv2d, EquilibriumLayer, OptEqUnit, Unrolled
 from opteq.errors import ConfigError
 from opteq.evaluation.saliency import grad_cam
-from opteq.models.branches import MOptEqClassifier
-from opteq.models.deep import DeepOptEqClassifier
+from opteq.models.bodies import Coupled, Deep
+from opteq.models.classifier import ImageClassifier
+from opteq.models.heads import Head
+from opteq.models.stems import PooledStem
+from tests.networks import branch_classifier
 
 pytestmark = pytest.mark.spec("R7.6")
 
@@ -25,12 +28,13 @@ def enlarged(maps, size=(8, 12)):
 
 @pytest.mark.parametrize("gradient", [None, Unrolled(10)])
 def test_behind_an_average_pool_the_weights_are_those_of_the_head(images, gradient):
-    network = DeepOptEqClassifier(channels=6, hidden=[5, 7, 4], downsampling=2, gradient=gradient)
+    body = Deep(6, [5, 7, 4], gradient=gradient)
+    network = ImageClassifier(PooledStem(3, 6, 2), body, Head(6, 10, norm=False))
     network.requires_grad_(False)
     classes = torch.tensor([4, 0, 9])
     # The average over h·w pixels makes the logit Σ_k weight_k mean(A_k): a_k = weight_k / (h w).
     features = network.eval().features(images)
-    weights = network.head.weight[classes] / (4 * 6)
+    weights = network.head[-1].weight[classes] / (4 * 6)
     expected = enlarged(torch.einsum("bk,bkhw->bhw", weights, features)).relu()
     maps = grad_cam(network.train(), images, classes)
     torch.testing.assert_close(maps, expected)
@@ -39,9 +43,9 @@ def test_behind_an_average_pool_the_weights_are_those_of_the_head(images, gradie
 
 
 def test_branches_are_added_in_the_size_of_the_image(images):
-    network = MOptEqClassifier(channels=4, hidden=[4, 4], reductions=[1, 2], stem=[4], downsamplings=1).eval()
+    network = branch_classifier(Coupled, channels=4, hidden=[4, 4], widths=[4], downsamplings=1).eval()
     equilibria = tuple(z.detach().requires_grad_() for z in network.features(images))
-    logits = network.classify(equilibria)
+    logits = network.head(equilibria)
     predicted = logits.argmax(1)
     gradients = torch.autograd.grad(logits[torch.arange(3), predicted].sum(), equilibria)
     expected = sum(

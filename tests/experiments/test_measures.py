@@ -14,9 +14,9 @@ from opteq.data.folder import ImageFolder
 from opteq.errors import ConfigError
 from opteq.evaluation.corruptions import CORRUPTIONS
 from opteq.experiments.measures import corruptions, relative_residual, step_times, subclasses
-from opteq.models.branches import MOptEqClassifier
-from opteq.models.classifier import OptEqClassifier
+from opteq.models.bodies import Coupled
 from opteq.solvers.anderson import Anderson
+from tests.networks import branch_classifier, unit_classifier
 
 
 @pytest.fixture(scope="module")
@@ -64,17 +64,9 @@ def test_the_residual_is_that_of_the_map_at_what_the_layer_returns(digits, branc
     torch.manual_seed(0)
     solver = Anderson(tol=1e-2)
     if branches:
-        network = MOptEqClassifier(
-            in_channels=1,
-            channels=4,
-            hidden=[4, 4],
-            reductions=[1, 2],
-            stem=[4],
-            downsamplings=0,
-            solver=solver,
-        ).eval()
+        network = branch_classifier(Coupled, 1, channels=4, hidden=[4, 4], widths=[4], solver=solver).eval()
     else:
-        network = OptEqClassifier(1, 10, 4, 4, solver=solver).eval()
+        network = unit_classifier(1, solver=solver).eval()
     (layer,) = network.equilibrium_layers
     images, _ = next(iter(digits.test_dataloader()))
     with torch.no_grad():

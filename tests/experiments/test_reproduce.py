@@ -21,8 +21,11 @@ measure:
 config:
   model:
     network:
-      class_path: opteq.models.classifier.OptEqClassifier
-      init_args: {in_channels: 1, channels: 8, hidden: 8, downsamplings: 1}
+      class_path: opteq.models.classifier.ImageClassifier
+      init_args:
+        stem: {class_path: opteq.models.stems.ConvStem, init_args: {channels: 8, downsamplings: 1}}
+        body: {class_path: opteq.models.bodies.Unit, init_args: {hidden: 8}}
+        head: {class_path: opteq.models.heads.Head}
   data:
     class_path: opteq.data.digits.Digits
     init_args: {train_limit: 64}
@@ -30,7 +33,7 @@ config:
 curves: {ceiling: {0.97: one, 0.5: tight}}
 rows:
   - {name: one}
-  - {name: tight, changes: {model.network.init_args.max_norm: 0.5}}
+  - {name: tight, changes: {model.network.body.max_norm: 0.5}}
 """
 
 

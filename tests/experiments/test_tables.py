@@ -3,7 +3,7 @@ from torch.nn import Linear
 
 from opteq.errors import ConfigError
 from opteq.experiments.tables import read_table, run_name, table_names, trainings
-from opteq.models.loading import build
+from tests.networks import network_of
 
 SMALL = """
 title: A table
@@ -65,9 +65,9 @@ def test_a_table_without_rows_is_refused(tmp_path, rows):
 
 
 def test_an_option_of_something_that_has_none_is_refused(tmp_path):
-    text = SMALL.replace("model.network.init_args.alpha", "model.network.class_path.alpha")
+    text = SMALL.replace("model.network.init_args.alpha", "model.network.alpha.beta")
     table = read_table(written(tmp_path, text))
-    with pytest.raises(ConfigError, match="class_path is 'x' and has no options"):
+    with pytest.raises(ConfigError, match="alpha is 1 and has no options"):
         table.config_of(table.rows[1], 0)
 
 
@@ -82,6 +82,6 @@ def test_the_networks_of_packaged_tables_fit_their_data(name):
     for row in table.rows:
         config = table.config_of(row, 0)
         classes = config["data"]["init_args"].get("classes")
-        *_, last = (m for m in build(config["model"]["network"]).modules() if isinstance(m, Linear))
+        *_, last = (m for m in network_of(config).modules() if isinstance(m, Linear))
         assert last.out_features == (10 if classes is None else len(classes))
         assert config.keys() == {"seed_everything", "model", "data", "trainer"}

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from opteq.errors import ConfigError, ShapeError
-from opteq.models.fusion import AverageFusion, ConvFusion, PooledFeatures, SumFusion, fusion, resample
+from opteq.models.fusion import AverageFusion, ConvFusion, PooledFeatures, SumFusion, fusion_named, resample
 
 
 def branches(*sizes, channels=3, batch=2):
@@ -64,14 +64,14 @@ def test_conv_fusion_has_a_convolution_per_pair():
 def test_the_number_of_outputs_is_the_announced_one():
     z = branches((4, 4), (4, 4))
     for name in ("concat", "sum", "conv", "average"):
-        module, outputs = fusion(name, 2, 3)
+        module, outputs = fusion_named(name, 2, 3)
         assert len(module(z)) == outputs
-    assert fusion("concat", 2, 3)[0](z) is z
+    assert fusion_named("concat", 2, 3)[0](z) is z
 
 
 def test_bad_input_is_refused():
     with pytest.raises(ConfigError, match="`fusion` to be concat, sum, conv or average, got 'max'"):
-        fusion("max", 2, 3)
+        fusion_named("max", 2, 3)
     with pytest.raises(ShapeError, match=r"sizes divide one another, got \(4, 4\) and \(6, 6\)"):
         SumFusion()(branches((6, 6), (4, 4)))
 

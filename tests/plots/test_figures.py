@@ -8,16 +8,16 @@ import pytest
 
 import opteq.evaluation.record as records
 from opteq.errors import ConfigError
-from opteq.evaluation.branches import BranchRecord
+from opteq.evaluation.branchstudy import BranchRecord
 from opteq.evaluation.scores import reliability
 from opteq.evaluation.trace import Traces
-from opteq.plots.attention import draw_attention
-from opteq.plots.branches import draw_correlation, draw_perturbations, draw_relations
 from opteq.plots.calibration import draw_calibration
 from opteq.plots.confusion import draw_confusion
 from opteq.plots.convergence import draw_convergence
 from opteq.plots.equilibria import draw_equilibria
 from opteq.plots.overview import draw_overview
+from opteq.plots.patchweights import draw_attention
+from opteq.plots.relations import draw_correlation, draw_perturbations, draw_relations
 from opteq.plots.samples import draw_samples
 from opteq.plots.style import literal, to_svg
 from opteq.plots.training import draw_training

@@ -2,8 +2,8 @@ import matplotlib.colors
 import numpy as np
 import pytest
 
-from opteq.evaluation.segmentation import Scenes
-from opteq.plots.scenes import draw_class_scores, draw_scenes
+from opteq.evaluation.scenerecord import Scenes
+from opteq.plots.masks import draw_class_scores, draw_scenes
 from opteq.plots.style import to_svg
 
 

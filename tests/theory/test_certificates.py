@@ -20,9 +20,8 @@ from opteq import (
     certify,
     from_feedforward,
 )
-from opteq.configs import read_yaml, resolve_config
 from opteq.errors import ConfigError, NonFiniteError
-from opteq.models.classifier import OptEqClassifier
+from tests.networks import preset_network
 
 
 def optequnit():
@@ -103,9 +102,8 @@ def test_the_distance_bound_holds_and_is_not_idle(make, options):
 @pytest.mark.spec("R1.3", "R1.6")
 @pytest.mark.parametrize("steps", [0, 8])
 def test_the_equilibria_of_a_preset_with_3072_numbers_are_certified(steps):
-    torch.manual_seed(0)
-    options = read_yaml(resolve_config("cifar10-small"))["model"]["network"]["init_args"]
-    network = OptEqClassifier(**options)
+    torch.manual_seed(4)
+    network = preset_network("cifar10-small")
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     images, labels = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
     for _ in range(steps):

@@ -4,15 +4,11 @@ from torch import nn
 
 from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, OptEqUnit, Unrolled
 from opteq.errors import ConfigError, ConvergenceError, ShapeError
-from opteq.models.branches import (
-    MOptEqClassifier,
-    ParallelGEQClassifier,
-    ParallelKernelClassifier,
-    POptEqClassifier,
-)
+from opteq.models.bodies import Coupled, Gaussian, Kernel, Unit
 from opteq.operators.base import LinearOperator
 from opteq.theory.lipschitz import lipschitz_bound
 from opteq.theory.robustness import robust_radius
+from tests.networks import branch_classifier
 from tests.theory.test_lipschitz import steepest_ratio
 
 
@@ -54,16 +50,18 @@ def attack(classifier, x, radius, steps=25):
 
 
 def branches(kind, **options):
-    shapes = {"in_channels": 1, "classes": 3, "channels": 3, "stem": (2,), "bias": True}
-    return kind(hidden=(4, 4), reductions=(1, 2), **shapes, **options), (1, 4, 4)
+    shapes = {"in_channels": 1, "classes": 3, "channels": 3, "widths": (2,), "bias": True}
+    return branch_classifier(kind, hidden=(4, 4), **shapes, **options), (1, 4, 4)
 
 
 BRANCHES = {
-    "parallel": lambda: branches(POptEqClassifier, max_norm=0.7, fusion="sum"),
-    "parallel conv": lambda: branches(POptEqClassifier, max_norm=0.7, fusion="conv", pool=1),
-    "coupled": lambda: branches(MOptEqClassifier, max_norm=0.7),
-    "kernels": lambda: branches(ParallelKernelClassifier, max_norm=0.7, fusion="average"),
-    "gaussian": lambda: branches(ParallelGEQClassifier, max_norm=0.7, gamma=0.02, patch_channels=4),
+    "parallel": lambda: branches(Unit, max_norm=0.7, fusion="sum"),
+    "parallel conv": lambda: branches(Unit, max_norm=0.7, fusion="conv", pool=1),
+    "coupled": lambda: branches(Coupled, max_norm=0.7),
+    "kernels": lambda: branches(Kernel, max_norm=0.7, fusion="average"),
+    "gaussian": lambda: branches(
+        Gaussian, max_norm=0.7, gamma=0.02, patch_channels=4, fusion="average", pool=1
+    ),
 }
 
 
@@ -77,7 +75,7 @@ def steepened(classifier, shape):
             module.solver, module.on_unconverged = Anderson(1e-9, 1000, damping=0.5), "raise"
         elif isinstance(module, LinearOperator | nn.Conv2d) and hasattr(module, "weight"):
             module.weight.data.abs_()
-    for branch in classifier.equilibria.map.children():
+    for branch in classifier.body.map.children():
         for unit in branch:
             unit.W.weight.data *= 10
     with torch.no_grad():
@@ -119,14 +117,14 @@ def test_no_attack_on_a_branch_classifier_inside_the_radius_succeeds(make):
 
 def test_what_cannot_be_bounded_in_a_branch_classifier_is_named():
     x = torch.zeros(1, 1, 4, 4)
-    classifier, _ = branches(MOptEqClassifier, kernel="sigmoid", max_norm=0.7)
+    classifier, _ = branches(Coupled, kernel="sigmoid", max_norm=0.7)
     with pytest.raises(ConfigError, match="coupled kernel maps"):
         lipschitz_bound(classifier.eval(), x)
-    classifier, _ = branches(ParallelKernelClassifier, max_norm=None)
+    classifier, _ = branches(Kernel, max_norm=None)
     with pytest.raises(ConfigError, match=r"SigmoidKernel.*grows with the input"):
         lipschitz_bound(classifier.eval(), x)
-    classifier, _ = branches(MOptEqClassifier, max_norm=0.7)
-    classifier.eval().equilibria.train()
+    classifier, _ = branches(Coupled, max_norm=0.7)
+    classifier.eval().body.train()
     with pytest.raises(ConfigError, match=r"jump.*call eval\(\)"):
         lipschitz_bound(classifier, x)
 

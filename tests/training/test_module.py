@@ -8,17 +8,24 @@ from torch import nn
 from opteq.data.digits import Digits
 from opteq.errors import ConfigError, OpteqError
 from opteq.evaluation.attacks import PGD
-from opteq.models.branches import MOptEqClassifier, POptEqClassifier
-from opteq.models.classifier import OptEqClassifier
+from opteq.models.bodies import Coupled, Stack, Unit
+from opteq.models.classifier import ImageClassifier
+from opteq.models.heads import Head
+from opteq.models.stems import ConvStem
 from opteq.objectives.coupling import HeritageDiversity
 from opteq.solvers.anderson import Anderson
 from opteq.training.meter import TrainingMeter
 from opteq.training.module import ClassifierModule
+from tests.networks import branch_classifier, unit_classifier
 
 
 def small_network(**options):
     torch.manual_seed(0)
-    return OptEqClassifier(in_channels=1, channels=4, hidden=4, **options)
+    return unit_classifier(in_channels=1, **options)
+
+
+def deep_network():
+    return ImageClassifier(ConvStem(1, 4), Stack([Unit(4, 4), Unit(4, 4)]), Head(4, 10))
 
 
 def make_trainer(**options):
@@ -116,7 +123,7 @@ def test_biases_and_norms_have_no_weight_decay(data):
     decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
     assert len(decay) == len(list(network.parameters()))
     for name, parameter in network.named_parameters():
-        is_exempt = name.endswith("bias") or name.startswith("norm") or name.startswith("stem.1")
+        is_exempt = name.endswith("bias") or "norms" in name or name.startswith("stem.1")
         assert decay[id(parameter)] == (0.0 if is_exempt else 0.25), name
     assert isinstance(optimizer, torch.optim.SGD)
     assert all(group["nesterov"] and group["momentum"] == 0.9 for group in optimizer.param_groups)
@@ -157,7 +164,7 @@ def test_the_optimizer_follows_the_smoothed_loss(data):
     torch.testing.assert_close(linear.weight, before - 0.1 * 1.9 * gradient, rtol=1e-4, atol=1e-5)
 
 
-BRANCHES = {"in_channels": 1, "channels": 4, "hidden": (4, 4), "reductions": (1, 2), "stem": ()}
+BRANCHES = {"in_channels": 1, "channels": 4, "hidden": (4, 4)}
 
 
 @pytest.mark.spec("R7.4", "R5.6")
@@ -190,7 +197,7 @@ def test_adversarial_training_takes_its_step_on_the_attacked_images(data):
 @pytest.mark.spec("R5.6")
 def test_adversarial_training_of_branches_counts_its_own_solves_alone(data):
     torch.manual_seed(0)
-    network = MOptEqClassifier(**BRANCHES, perturbation=0.1)
+    network = branch_classifier(Coupled, **BRANCHES, perturbation=0.1)
     module = ClassifierModule(network, optimizer="adamw", learning_rate=1e-2, adversary=PGD(steps=2))
     samples = []
 
@@ -211,7 +218,7 @@ def test_the_penalty_lowers_diversity_and_raises_heritage():
     shares = {}
     for weight in (0.0, 1.0):
         torch.manual_seed(0)
-        network = POptEqClassifier(**BRANCHES)
+        network = branch_classifier(Unit, **BRANCHES)
         penalty = HeritageDiversity(weight=0.5)
         module = ClassifierModule(
             network, optimizer="adamw", learning_rate=1e-2, penalty=penalty, penalty_weight=weight
@@ -226,9 +233,31 @@ def test_the_penalty_lowers_diversity_and_raises_heritage():
     assert shares[1.0] > shares[0.0] + 0.1
 
 
-def test_the_penalty_needs_branches():
-    with pytest.raises(ConfigError, match="several branches, such as POptEqClassifier, for `penalty`"):
-        ClassifierModule(small_network(), penalty=HeritageDiversity())
+class Pyramid(nn.Module):
+    """A body of one's own: the features and their half, without any equilibrium."""
+
+    def forward(self, x):
+        return x, nn.functional.avg_pool2d(x, 2)
+
+
+def test_the_penalty_is_that_of_whatever_the_body_gives(data):
+    torch.manual_seed(0)
+    network = ImageClassifier(ConvStem(1, 4), Pyramid(), Head(4, 10, branches=2))
+    penalty = HeritageDiversity(weight=0.5)
+    module = ClassifierModule(network, penalty=penalty, penalty_weight=0.25)
+    x = torch.randn(6, 1, 8, 8)
+    logits, value = module._answer(x)
+    z = network.features(x)
+    torch.testing.assert_close(value, 0.25 * penalty.at(z).value(z).mean())
+    torch.testing.assert_close(logits, network(x))
+
+
+def test_the_penalty_needs_branches(data):
+    networks = (small_network(), nn.Sequential(nn.Flatten(), nn.Linear(64, 10)))
+    for network, got in zip(networks, ("a body that gives one", "Sequential"), strict=True):
+        module = ClassifierModule(network, penalty=HeritageDiversity())
+        with pytest.raises(ConfigError, match=f"an ImageClassifier for `penalty`.*{got}"):
+            make_trainer(max_epochs=1).fit(module, datamodule=data)
 
 
 def test_a_training_that_diverges_is_stopped(data):
@@ -239,12 +268,12 @@ def test_a_training_that_diverges_is_stopped(data):
 
 
 def test_weights_of_another_model_are_refused_before_any_is_loaded():
-    small, large = ClassifierModule(small_network()), ClassifierModule(small_network(depth=2))
+    small, large = ClassifierModule(small_network()), ClassifierModule(deep_network())
     before = {name: value.clone() for name, value in large.state_dict().items()}
     with pytest.raises(ConfigError, match="from another model"):
         large.on_load_checkpoint({"state_dict": small.state_dict()})
     assert all(torch.equal(value, before[name]) for name, value in large.state_dict().items())
-    wide = ClassifierModule(OptEqClassifier(in_channels=1, channels=8, hidden=4))
+    wide = ClassifierModule(small_network(channels=8))
     with pytest.raises(ConfigError, match=r"\(8, 32, 3, 3\)|\(8,|\(4,"):
         wide.on_load_checkpoint({"state_dict": small.state_dict()})
     small.on_load_checkpoint({"state_dict": ClassifierModule(small_network()).state_dict()})

@@ -6,17 +6,18 @@ import torch
 from PIL import Image
 
 from opteq.errors import ConfigError
-from opteq.models.classifier import OptEqClassifier
+from opteq.models.bodies import Stack, Unit
 from opteq.models.loading import ModelCard
 from opteq.solvers.anderson import Anderson
 from opteq.training.predict import predict_images, write_predictions
+from tests.networks import unit_classifier
 
 CARD = ModelCard({}, ("cat", "dog"), 1, 8, (0.25,), (0.5,))
 
 
 def make_network(**options):
     torch.manual_seed(0)
-    return OptEqClassifier(in_channels=1, classes=2, channels=4, hidden=4, **options).eval()
+    return unit_classifier(in_channels=1, classes=2, **options).eval()
 
 
 def predict(network, tmp_path):
@@ -60,7 +61,8 @@ def test_one_image(images, tmp_path):
 
 
 def test_unconverged_images_are_marked(images, tmp_path):
-    network = make_network(depth=2, solver=Anderson(tol=1e-5, max_steps=1))
+    network, hasty = make_network(), Anderson(tol=1e-5, max_steps=1)
+    network.body = Stack([Unit(4, 4, solver=hasty), Unit(4, 4, solver=hasty)]).eval()
     predictions = predict(network, tmp_path)
     assert not any(p.converged for p in predictions)
     assert min(p.residual for p in predictions) > 1e-5

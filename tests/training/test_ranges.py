@@ -6,7 +6,7 @@ from torch import nn
 
 from opteq.data.digits import Digits
 from opteq.errors import ConfigError
-from opteq.models.loading import build
+from opteq.models.parts import build
 from opteq.training.checkpoints import read_checkpoint
 from opteq.training.metrics_csv import MetricsCSV
 from opteq.training.module import ClassifierModule

@@ -6,7 +6,7 @@ from opteq.errors import ConfigError
 from opteq.training.checkpoints import AtomicCheckpointIO
 from opteq.training.runs import checkpoint_options, latest_run, resume_run, save_config, start_run
 
-MODEL = {"network": {"class_path": "A", "init_args": {"channels": 3}}, "learning_rate": 0.1}
+MODEL = {"network": {"class_path": "opteq.A", "init_args": {"channels": 3}}, "learning_rate": 0.1}
 
 
 def finished(runs_dir, name, epochs=2, age=0):
@@ -61,7 +61,7 @@ def test_resuming_knows_the_epochs(tmp_path):
 
 def test_resuming_with_another_model_names_what_changed(tmp_path):
     folder = finished(tmp_path, "digits")
-    changed = {"network": {"class_path": "A", "init_args": {"channels": 4}}, "learning_rate": 0.2}
+    changed = {"network": {"class_path": "opteq.A", "init_args": {"channels": 4}}, "learning_rate": 0.2}
     with pytest.raises(ConfigError) as error:
         resume_run(folder, changed)
     assert "model.network.channels was 3 and is now 4" in str(error.value)

@@ -7,10 +7,10 @@ from lightning.pytorch import Callback, Trainer
 from opteq.data.digits import Digits
 from opteq.errors import ConfigError
 from opteq.gradients.implicit import Implicit
-from opteq.models.classifier import OptEqClassifier
 from opteq.solvers.anderson import Anderson
 from opteq.training.module import ClassifierModule
 from opteq.training.tolerance import FollowingTolerance
+from tests.networks import unit_classifier
 
 
 class Watch(Callback):
@@ -29,7 +29,7 @@ class Watch(Callback):
 def test_training_tightens_to_the_layers_own_tolerances_and_validation_has_them():
     torch.manual_seed(0)
     solver, gradient = Anderson(tol=1e-3), Implicit(tol=1e-2)
-    network = OptEqClassifier(in_channels=1, channels=4, hidden=4, solver=solver, gradient=gradient)
+    network = unit_classifier(in_channels=1, solver=solver, gradient=gradient)
     (layer,) = network.equilibrium_layers
     watch = Watch(layer)
     trainer = Trainer(

@@ -43,15 +43,42 @@ def resolve_config(name_or_file: str) -> Path:
     """The file of a packaged configuration, or the file itself.
 
     Raises:
-        ConfigError: It is neither, or the file does not hold options.
+        ConfigError: It is neither.
     """
-    path = find_file(name_or_file, packaged(__name__), "preset")
+    return find_file(name_or_file, packaged(__name__), "preset")
+
+
+def read_config(name_or_file: str) -> dict[str, Any]:
+    """The options in a packaged configuration or a file.
+
+    Raises:
+        ConfigError: It is neither, or does not hold options.
+    """
+    path = resolve_config(name_or_file)
     content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise ConfigError(
             f"Expected {path} to hold options such as trainer: {{max_epochs: 5}}, got {content!r}."
         )
-    return path
+    try:
+        return with_base(content)
+    except RecursionError as error:
+        raise ConfigError(f"{path} is its own base; name another one.") from error
+
+
+def with_base(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options`, laid over those of the configuration that they name as their `base`, if they name one."""
+    own = {name: value for name, value in options.items() if name != "base"}
+    return _overlaid(read_config(str(options["base"])), own) if "base" in options else own
+
+
+def _overlaid(below: Any, above: Any) -> Any:
+    """Mappings are joined, name by name; anything else, and another class, replaces what was there."""
+    if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
+        return above
+    if above.get("class_path", below.get("class_path")) != below.get("class_path"):
+        return above
+    return {**below, **{name: _overlaid(below.get(name), value) for name, value in above.items()}}
 
 
 def find_file(name_or_file: str, known: Mapping[str, Path], kind: str) -> Path:

@@ -9,6 +9,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from opteq.data.facts import Task
 from opteq.data.images import Images
 from opteq.data.preprocess import Augmentation, Normalization, Preprocess
 from opteq.data.splits import stratified_split
@@ -17,7 +18,6 @@ from opteq.errors import ConfigError
 # The splits are part of the experiment: they must not move with the seed of the training.
 SPLIT_SEED = 0
 
-Task = Literal["classification", "segmentation"]
 Loader = DataLoader[Any]
 
 
@@ -89,11 +89,6 @@ class ImageDataModule(LightningDataModule):
         """Name of every class that is told apart, in the order of the labels."""
         kept = self.all_classes if self.classes is None else self.classes
         return tuple(dict.fromkeys(map(_superclass, kept))) if self.superclasses else kept
-
-    @property
-    def num_classes(self) -> int:
-        """Number of classes."""
-        return len(self.class_names)
 
     @property
     def title(self) -> str:

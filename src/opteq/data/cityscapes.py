@@ -56,4 +56,4 @@ class Cityscapes(SegmentationDataModule):
             classes[c.id] = c.train_id
         images = [Path(path) for path in found.images]
         masks = [Path(targets[0]) for targets in found.targets]
-        return FileScenes(images, masks, self.size, classes, self.num_classes)
+        return FileScenes(images, masks, self.size, classes, len(self.class_names))

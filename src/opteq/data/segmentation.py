@@ -110,7 +110,7 @@ class SegmentationFolder(SegmentationDataModule):
             self.all_classes = self._find_classes()
         classes = torch.arange(256, dtype=torch.uint8)
         classes[self.ignore_index] = VOID
-        return FileScenes(images, masks, self.size, classes, self.num_classes)
+        return FileScenes(images, masks, self.size, classes, len(self.class_names))
 
     def _folder(self, part: str, split: str) -> Path | None:
         root = Path(self.root)

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opteq.evaluation.images import Normalization, channelwise
+from opteq.evaluation.display import Normalization, channelwise
 from opteq.options import require, strict_options
 
 

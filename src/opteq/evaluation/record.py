@@ -11,14 +11,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError, ShapeError
-from opteq.evaluation.branches import STUDIED_SAMPLES, BranchRecord, study_branches
-from opteq.evaluation.images import Normalization, displayable
+from opteq.evaluation.branchstudy import STUDIED_SAMPLES, BranchRecord, study_branches
+from opteq.evaluation.display import Normalization, displayable
 from opteq.evaluation.passes import Best, evaluating, refuse_non_finite
 from opteq.evaluation.scores import Reliability, confusion_matrix, reliability
 from opteq.evaluation.stored import Stored
 from opteq.evaluation.trace import Traces, trace
 from opteq.layer import solve_log
-from opteq.models.branches import BranchClassifier
 
 SHOWN_SAMPLES = 8
 TRACED_SAMPLES = 6
@@ -117,8 +116,7 @@ def evaluate(
     names = tuple(class_names)
     # A generator of its own: the choice of samples neither depends on nor disturbs global seeds.
     generator = torch.Generator().manual_seed(0)
-    right, mistakes = Best(SHOWN_SAMPLES), Best(SHOWN_SAMPLES)
-    studied = Best(STUDIED_SAMPLES if isinstance(network, BranchClassifier) else TRACED_SAMPLES)
+    right, mistakes, studied = Best(SHOWN_SAMPLES), Best(SHOWN_SAMPLES), Best(STUDIED_SAMPLES)
     rows: list[tuple[Tensor, ...]] = []
 
     with evaluating(network, device) as dtype:

@@ -11,9 +11,9 @@ from opteq.evaluation.metrics import read_curves
 from opteq.evaluation.page import folded, image, missing, section, tiles
 from opteq.evaluation.trace import Traces
 from opteq.files import read_json
-from opteq.plots.attention import draw_attention
 from opteq.plots.convergence import draw_convergence
 from opteq.plots.equilibria import draw_equilibria
+from opteq.plots.patchweights import draw_attention
 from opteq.plots.training import draw_training
 
 

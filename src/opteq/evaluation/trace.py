@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError
 from opteq.evaluation.attention import patch_attention
-from opteq.evaluation.images import Normalization, displayable
+from opteq.evaluation.display import Normalization, displayable
 from opteq.layer import EquilibriumLayer
 from opteq.results import State, map_state, tensors_of
 from opteq.theory.minimisers import certified_convex, kind_at

@@ -16,11 +16,10 @@ from torch.nn.functional import cross_entropy
 from opteq.data.base import ImageDataModule, Loader
 from opteq.data.cifar import CIFAR10, CIFAR100
 from opteq.errors import ConfigError
-from opteq.evaluation.branches import RELATED_SAMPLES, relations
+from opteq.evaluation.branchstudy import RELATED_SAMPLES, has_branches, relations
 from opteq.evaluation.corruptions import corrupted_accuracy
 from opteq.evaluation.scores import detection, known_divergence, reliability, unknown_divergence
 from opteq.evaluation.trace import first_call
-from opteq.models.branches import BranchClassifier
 from opteq.native.rows import row_norms
 from opteq.solvers.space import Space
 
@@ -144,14 +143,15 @@ def _log_probabilities(network: nn.Module, loader: Loader) -> tuple[NDArray, NDA
 
 def branch_relations(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """`heritage`, `diversity` and `diagonal_share`: means over 100 test images, see `BranchRecord`."""
-    if not isinstance(network, BranchClassifier):
-        raise ConfigError(f"Expected a network of several branches, got {type(network).__name__}.")
     images: list[Tensor] = []
     for batch, _ in data.test_dataloader():
         images.append(batch)
         if sum(map(len, images)) >= RELATED_SAMPLES:
             break
-    heritage, diversity, share, _ = relations(network.eval(), torch.cat(images)[:RELATED_SAMPLES])
+    network.eval()
+    if not has_branches(network, images[0]):
+        raise ConfigError(f"Expected a network with a body of several branches, got {network}.")
+    heritage, diversity, share, _ = relations(network, torch.cat(images)[:RELATED_SAMPLES])
     return {
         "heritage": float(heritage.mean()),
         "diversity": float(diversity.mean()),

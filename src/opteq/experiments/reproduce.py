@@ -19,8 +19,8 @@ from opteq.locks import exclusive
 from opteq.models.loading import build, load
 from opteq.training.checkpoints import LAST
 from opteq.training.command import run_command
-from opteq.training.results import SUMMARY
 from opteq.training.runs import CHECKPOINTS, CONFIG, write_config
+from opteq.training.summary import SUMMARY
 
 SCORES = "scores.json"
 PLAN = "plan.json"

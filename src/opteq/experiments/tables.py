@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from opteq.configs import find_file, packaged, read_yaml
+from opteq.configs import find_file, packaged, read_yaml, with_base
 from opteq.errors import ConfigError
 
 _PACKAGE = "opteq.experiments"
@@ -37,11 +37,11 @@ class Table:
         name: name of the table.
         title: one line about it.
         source: the table or figure of a paper that it answers.
-        config: configuration of `opteq fit` that all rows share.
+        config: configuration of `opteq fit` that all rows share; its `base`, a preset, is read in.
         rows: the rows, in the order in which they are trained.
         reference: name of the row that the others are compared with, seed by seed.
         compare: the score that is compared.
-        columns: scores that are shown, see `opteq.experiments.scores`.
+        columns: scores that are shown, see `opteq.experiments.comparison`.
         measure: functions that score a trained network, by import path, see `opteq.experiments.measures`.
         curves: what is drawn as a curve: for each quantity, the rows for its values.
     """
@@ -105,7 +105,7 @@ def _table(path: Path, content: Any) -> Table:
         name=path.stem,
         title=content["title"],
         source=content["source"],
-        config=content["config"],
+        config=with_base(content["config"]),
         rows=rows,
         reference=content["reference"],
         compare=content.get("compare", "test_accuracy"),
@@ -131,12 +131,14 @@ def _row(path: Path, entry: Any, seeds: int) -> Row:
 
 
 def _assign(config: dict[str, Any], name: str, value: Any) -> None:
-    """Set the option with the dotted `name`; a mapping replaces what was there."""
-    *parents, last = name.split(".")
+    """Set the option with the dotted `name`, as on the command line; a mapping replaces what was there."""
+    *parents, last = (part for part in name.split(".") if part != "init_args")
     for parent in parents:
         config = config.setdefault(parent, {})
         if not isinstance(config, dict):
             raise ConfigError(f"Cannot change {name}: {parent} is {config!r} and has no options of its own.")
+        if "class_path" in config:
+            config = config.setdefault("init_args", {})
     config[last] = copy.deepcopy(value)
 
 

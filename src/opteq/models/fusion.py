@@ -110,7 +110,7 @@ class PooledFeatures(nn.Module):
         return max(lipschitz_bound(self.pool, z_i).value.item() for z_i in z)
 
 
-def fusion(name: str, branches: int, channels: int) -> tuple[nn.Module, int]:
+def fusion_named(name: str, branches: int, channels: int) -> tuple[nn.Module, int]:
     """The fusion called `"concat"`, `"sum"`, `"conv"` or `"average"`, and how many tensors it puts out.
 
     `"concat"` leaves the branches as they are, for a head that reads all of them.

@@ -1,10 +1,7 @@
 """Networks on disk: weights as safetensors, beside them a card that says what they belong to."""
 
-import importlib
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from inspect import isclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -14,6 +11,7 @@ from torch import nn
 
 from opteq.errors import ConfigError
 from opteq.files import write_file, write_json
+from opteq.models.parts import build
 
 WEIGHTS = "model.safetensors"
 CARD = "model.json"
@@ -24,7 +22,7 @@ class ModelCard:
     """What is needed to use the weights of a network.
 
     Attributes:
-        network: How to build the network: `class_path` of a class of opteq and its `init_args`.
+        network: How to build the network: `class_path` and `init_args`.
         class_names: Name of the class that each logit stands for.
         in_channels: Channels of the images, 1 or 3.
         image_size: Height and width of the images, one number where they are equal.
@@ -65,19 +63,21 @@ def save_network(folder: Path, network: nn.Module, card: ModelCard) -> None:
     write_json(folder / CARD, asdict(card))
 
 
-def load(run: str | Path) -> nn.Module:
+def load(run: str | Path, trust: bool = False) -> nn.Module:
     """Load the network of a finished run in eval mode, on the CPU.
 
-    Only classes of opteq are built and only tensors are read: loading executes no foreign code.
+    Only tensors are read. Only classes of opteq and modules of `torch.nn` are built, so that loading executes
+    no foreign code, unless the run is trusted: then its model may have any classes that can be imported.
 
     Args:
         run: Folder of the run, for example `"runs/digits"`.
+        trust: Whether to import and build what it names.
 
     Raises:
-        ConfigError: The folder holds no model, the model is damaged, or it is not one of opteq's.
+        ConfigError: The folder holds no model, the model is damaged, or of a class that is not trusted.
     """
     folder = Path(run)
-    network = build(ModelCard.read(folder).network)
+    network = build(ModelCard.read(folder).network, trust)
     if not isinstance(network, nn.Module):
         raise ConfigError(f"{folder / CARD} does not describe a network.")
     try:
@@ -85,41 +85,3 @@ def load(run: str | Path) -> nn.Module:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{folder / WEIGHTS} is missing, truncated or of another model: {error}") from error
     return network.eval()
-
-
-def build(spec: Any) -> Any:
-    """Build what a `class_path` with its `init_args` describes, here and in nested arguments.
-
-    Raises:
-        ConfigError: A class is not one of opteq's, or does not take the arguments.
-    """
-    if isinstance(spec, list):
-        return [build(item) for item in spec]
-    if not isinstance(spec, Mapping) or "class_path" not in spec:
-        return spec
-    class_path, arguments = spec["class_path"], spec.get("init_args", {})
-    if not isinstance(class_path, str) or not isinstance(arguments, Mapping):
-        raise ConfigError(f"Expected a class_path with a mapping of init_args, got {dict(spec)}.")
-    cls = _find_class(class_path)
-    arguments = {name: build(value) for name, value in arguments.items()}
-    try:
-        return cls(**arguments)
-    except TypeError as error:
-        raise ConfigError(f"Could not build {spec['class_path']}: {error}.") from error
-
-
-def _find_class(class_path: str) -> type:
-    module_name, _, name = class_path.rpartition(".")
-    if module_name.split(".")[0] != "opteq":
-        raise ConfigError(
-            f"The model uses {class_path}, and only classes of opteq are loaded; build that network "
-            f"yourself and load {WEIGHTS} into it with safetensors.torch.load_model."
-        )
-    try:
-        cls = getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"This version of opteq has no {class_path}.") from error
-    # A module of opteq also holds what it imports from elsewhere.
-    if not (isclass(cls) and cls.__module__.startswith("opteq.")):
-        raise ConfigError(f"{class_path} is not a class of opteq.")
-    return cls

@@ -54,9 +54,7 @@ class HeritageDiversity:
         require(0 <= self.weight < math.inf, self, "weight", "at least 0 and finite")
         require(0 <= self.tau < math.inf, self, "tau", "at least 0 and finite")
         if not (self.heritage or self.diversity):
-            raise ConfigError(
-                "A coupling needs heritage or diversity; use Parallel (POptEqClassifier) to go without both."
-            )
+            raise ConfigError("A coupling needs heritage or diversity; use Parallel to go without both.")
 
     @property
     def hard(self) -> bool:
@@ -94,7 +92,7 @@ def check_channels(channels: Sequence[int]) -> None:
     if len(channels) < 2:
         raise ConfigError(
             "Heritage and diversity couple neighbouring branches, of which there is one;"
-            " add a branch, or use Parallel (POptEqClassifier) for a single one."
+            " add a branch, or use Parallel for a single one."
         )
     if len(set(channels)) > 1:
         raise ConfigError(f"Expected coupled branches to have equal channels, got {list(channels)}.")

@@ -3,12 +3,12 @@
 import torch
 from torch import nn
 
-from opteq.data.base import ImageDataModule
+from opteq.data.facts import Facts
 from opteq.errors import ConfigError
 
 
 @torch.no_grad()
-def check_match(network: nn.Module, data: ImageDataModule) -> None:
+def check_match(network: nn.Module, data: Facts) -> None:
     """Check that a network takes the images of a data set and has a logit for each of its classes.
 
     For segmentation it must have these at every pixel.
@@ -16,7 +16,7 @@ def check_match(network: nn.Module, data: ImageDataModule) -> None:
     Raises:
         ConfigError: It does not.
     """
-    images, labels = next(iter(data.val_dataloader()))
+    images, labels = data.sample
     channels, height, width = images.shape[1:]
     training = network.training
     try:
@@ -26,19 +26,20 @@ def check_match(network: nn.Module, data: ImageDataModule) -> None:
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"The network does not take the images of {data.title} ({channels} channels, "
-            f"{height}×{width}): {error} Set --model.network.in_channels {channels} and look at the "
-            "options that depend on the size."
+            f"{height}×{width}): {error} Look at the options of --model.network that say how many channels "
+            "and what size its parts have."
         ) from error
     finally:
         network.train(training)
-    expected = (data.num_classes, *labels.shape[1:])
+    classes = len(data.class_names)
+    expected = (classes, *labels.shape[1:])
     if logits.ndim != len(expected) + 1:
         raise ConfigError(
             f"{data.title} is a data set for {data.task}, but the output of the network has shape "
-            f"{tuple(logits.shape)}; choose another network with --model.network."
+            f"{tuple(logits.shape)}; choose another head with --model.network.head."
         )
     if logits.shape[1:] != expected:
         raise ConfigError(
-            f"{data.title} has {data.num_classes} classes, but the output of the network has shape "
-            f"{tuple(logits.shape)}; set --model.network.classes {data.num_classes}."
+            f"{data.title} has {classes} classes, but the output of the network has shape "
+            f"{tuple(logits.shape)}; leave out --model.network.head.classes, which follows from the data."
         )

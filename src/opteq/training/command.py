@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 import yaml
-from jsonargparse import ArgumentError
+from jsonargparse import ArgumentError, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import TensorBoardLogger
 from lightning_utilities.core.rank_zero import rank_zero_info
@@ -22,14 +22,16 @@ import opteq.data.digits
 import opteq.data.fashion_mnist
 import opteq.data.folder
 import opteq.data.segmentation
-import opteq.models.baselines.fcn
-import opteq.models.branches
+import opteq.models.baselines.feedforward
+import opteq.models.bodies
 import opteq.models.classifier
-import opteq.models.segmenter  # noqa: F401
-from opteq.data.base import ImageDataModule
+import opteq.models.heads
+import opteq.models.stems  # noqa: F401
+from opteq.data.facts import Facts
 from opteq.errors import ConfigError, OpteqError
 from opteq.locks import exclusive
 from opteq.models.loading import save_network
+from opteq.models.parts import complete
 from opteq.training.checkpoints import (
     LAST,
     AtomicCheckpointIO,
@@ -44,7 +46,6 @@ from opteq.training.metrics_csv import MetricsCSV
 from opteq.training.module import ClassifierModule
 from opteq.training.parse_errors import explain, own_error
 from opteq.training.predict import predict_to_file
-from opteq.training.results import model_card, write_summary, write_versions
 from opteq.training.runs import (
     METRICS,
     Run,
@@ -53,7 +54,8 @@ from opteq.training.runs import (
     save_config,
     start_run,
 )
-from opteq.training.scores import SCORES
+from opteq.training.summary import model_card, write_summary, write_versions
+from opteq.training.taskscores import SCORES
 
 # The options that make a training what it is; the others name files of one run.
 REPRODUCIBLE = ("seed_everything", "trainer", "model", "data")
@@ -95,7 +97,7 @@ class TrainingCLI(LightningCLI):
     """
 
     model: ClassifierModule
-    datamodule: ImageDataModule
+    datamodule: LightningDataModule
     trainer: Trainer
 
     def __init__(self, arguments: list[str], default_run: str) -> None:
@@ -108,7 +110,7 @@ class TrainingCLI(LightningCLI):
         with ExitStack() as self._held:
             super().__init__(
                 ClassifierModule,
-                ImageDataModule,
+                LightningDataModule,
                 subclass_mode_data=True,
                 save_config_callback=None,
                 seed_everything_default=0,
@@ -154,15 +156,28 @@ class TrainingCLI(LightningCLI):
     def _parse_ckpt_path(self) -> None:
         """Do nothing: the options stored in a checkpoint must not override the user's in silence."""
 
+    def instantiate_classes(self) -> None:
+        """Make the data, which says what was left open of the model, then the model and the trainer."""
+        command = str(self.subcommand)
+        options = self.config[command]
+        parser = self._parser(command)
+        data = parser.instantiate_classes(Namespace(data=options.data), instantiate_groups=False)["data"]
+        stage = "test" if command == "predict" else command
+        data.prepare_data()
+        data.setup(stage)
+        self.facts = Facts(data, stage)
+        complete(options.model.network, self.facts.in_channels, len(self.facts.class_names))
+        super().instantiate_classes()
+
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         """Make the trainer; for `fit`, checks the data and opens the folder of the run before that."""
+        # The module that has read its data already, in place of the parser's second one.
+        self.datamodule = self.facts.data
         options = self._get(self.config_init, "trainer")
         kwargs["plugins"] = [*_listed(options["plugins"]), AtomicCheckpointIO()]
         kwargs["logger"] = _listed(options["logger"])
         if self.subcommand == "fit" and not options["fast_dev_run"]:
-            self.datamodule.prepare_data()
-            self.datamodule.setup("fit")
-            check_match(self.model.network, self.datamodule)
+            check_match(self.model.network, self.facts)
             self.run = self._open_run()
             if options["logger"] is not False:
                 kwargs["logger"] += [
@@ -190,7 +205,7 @@ class TrainingCLI(LightningCLI):
             raise
 
     def fit(
-        self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
+        self, model: ClassifierModule, datamodule: LightningDataModule, ckpt_path: str | Path | None = None
     ) -> None:
         """Trains, tests the best checkpoint and writes the results into the folder of the run."""
         if self.trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
@@ -219,7 +234,7 @@ class TrainingCLI(LightningCLI):
             self._write_results(metrics, seconds, images)
 
     def validate(
-        self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
+        self, model: ClassifierModule, datamodule: LightningDataModule, ckpt_path: str | Path | None = None
     ) -> None:
         """Evaluate a checkpoint on the validation images."""
         self.trainer.validate(
@@ -227,7 +242,7 @@ class TrainingCLI(LightningCLI):
         )
 
     def test(
-        self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
+        self, model: ClassifierModule, datamodule: LightningDataModule, ckpt_path: str | Path | None = None
     ) -> None:
         """Evaluate a checkpoint on the test images."""
         self.trainer.test(
@@ -235,21 +250,19 @@ class TrainingCLI(LightningCLI):
         )
 
     def predict(
-        self, model: ClassifierModule, datamodule: ImageDataModule, ckpt_path: str | Path | None = None
+        self, model: ClassifierModule, datamodule: LightningDataModule, ckpt_path: str | Path | None = None
     ) -> None:
         """Classify the images of a folder with a checkpoint."""
         checkpoint = read_checkpoint(_required(ckpt_path, "predict"))
         model.on_load_checkpoint(checkpoint)
         model.load_state_dict(checkpoint["state_dict"])
-        datamodule.prepare_data()
-        datamodule.setup("test")
-        card = model_card(self._resolved_config()["model"]["network"], datamodule)
+        card = model_card(self._resolved_config()["model"]["network"], self.facts)
         options = self.config.predict
         self.outcome = predict_to_file(model.network, card, Path(options.images), Path(options.output))
 
     @property
     def _headline(self) -> str:
-        return SCORES[self.datamodule.task][0]
+        return SCORES[self.facts.task][0]
 
     def _open_run(self) -> Run:
         """The folder for this training; only the first process creates and writes it."""
@@ -289,10 +302,8 @@ class TrainingCLI(LightningCLI):
         """Write summary, weights and report; called with the weights of the best checkpoint."""
         network = self.model.network.to(self.trainer.strategy.root_device)
         folder = self.run.folder
-        summary = write_summary(folder, network, self.datamodule, metrics, seconds, images)
-        save_network(
-            folder, network, model_card(self._resolved_config()["model"]["network"], self.datamodule)
-        )
+        summary = write_summary(folder, network, self.facts, metrics, seconds, images)
+        save_network(folder, network, model_card(self._resolved_config()["model"]["network"], self.facts))
         self.outcome = (
             f"Test {self._headline} {summary[f'test_{self._headline}']:.2%} of the best checkpoint after "
             f"{summary['seconds_train']:.0f} s of training"
@@ -300,7 +311,7 @@ class TrainingCLI(LightningCLI):
         if self.config.fit.report:
             from opteq.evaluation.report import write_report
 
-            self.outcome += f"; look at {write_report(folder, network, self.datamodule)}"
+            self.outcome += f"; look at {write_report(folder, network, self.facts)}"
         self.outcome += "."
 
     def _how_to_go_on(self) -> str:

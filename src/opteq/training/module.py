@@ -12,22 +12,23 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MetricCollection
 
+from opteq.data.facts import Facts
 from opteq.errors import ConfigError, OpteqError
 from opteq.evaluation.attacks import PGD
 from opteq.layer import SolveLog, solve_log
-from opteq.models.branches import BranchClassifier
+from opteq.models.classifier import ImageClassifier
 from opteq.objectives.coupling import HeritageDiversity
 from opteq.training.schedules import Schedule, learning_rate_factor
-from opteq.training.scores import SCORES, make_scores
+from opteq.training.taskscores import SCORES, make_scores
 
 
 class ClassifierModule(LightningModule):
     """Trains a network that maps images to logits with the cross entropy.
 
     For segmentation every pixel is classified, and those without a class are left out. Per epoch it logs the
-    loss, the scores of `opteq.training.scores.make_scores`, and for all solves of equilibrium layers: mean
-    number of steps, number of samples that did not reach their tolerance, and largest residual; in training
-    also those of the adjoint.
+    loss, the scores of `opteq.training.taskscores.make_scores`, and for all solves of equilibrium layers:
+    mean number of steps, number of samples that did not reach their tolerance, and largest residual; in
+    training also those of the adjoint.
 
     Args:
         network: Maps images, shape (batch, channels, height, width), to logits, shape (batch, classes), or
@@ -41,9 +42,9 @@ class ClassifierModule(LightningModule):
         label_smoothing: Share of the target that is spread over all classes.
         adversary: Attack on the training images; the network is trained on what it makes of them
             (adversarial training, Madry et al. 2018). None trains on the images themselves.
-        penalty: Coupling whose value at the equilibria of a network of several branches is added to the
-            loss, `γ Σ(λD - H)` (the augmented loss of Li et al. 2022, §3.2, which prints the opposite
-            sign and so would work against its own aim).
+        penalty: Coupling whose value at what the body of an `ImageClassifier` gives, a tuple of tensors, is
+            added to the loss, `γ Σ(λD - H)` (the augmented loss of Li et al. 2022, §3.2, which prints the
+            opposite sign and so would work against its own aim).
         penalty_weight: The `γ` of the penalty.
     """
 
@@ -69,11 +70,6 @@ class ClassifierModule(LightningModule):
             )
         if not 0 <= label_smoothing < 1:
             raise ConfigError(f"Expected `label_smoothing` in [0, 1), got {label_smoothing}.")
-        if penalty is not None and not isinstance(network, BranchClassifier):
-            raise ConfigError(
-                "Expected a network of several branches, such as POptEqClassifier, for `penalty`, got"
-                f" {type(network).__name__}."
-            )
         self.network = network
         self.optimizer = optimizer
         self.learning_rate = learning_rate
@@ -91,7 +87,8 @@ class ClassifierModule(LightningModule):
         return self.network(images)
 
     def setup(self, stage: str) -> None:
-        metrics = make_scores(self._datamodule.task, self._datamodule.num_classes)
+        self._facts = Facts(self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
+        metrics = make_scores(self._facts.task, len(self._facts.class_names))
         self.train_metrics = metrics.clone(prefix="train_")
         self.val_metrics = metrics.clone(prefix="val_")
         self.test_metrics = metrics.clone(prefix="test_")
@@ -99,7 +96,7 @@ class ClassifierModule(LightningModule):
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
         if self.adversary is not None:
-            images = self.adversary(self.network, images, labels, self._datamodule.normalization)
+            images = self.adversary(self.network, images, labels, self._facts.normalization)
         # The scope of the log spans the backward pass, which Lightning runs before `on_train_batch_end`.
         self._solves = self._batch_scope.enter_context(solve_log(self.network))
         logits, penalty = self._answer(images)
@@ -160,11 +157,7 @@ class ClassifierModule(LightningModule):
 
     @property
     def _headline(self) -> str:
-        return f"val_{SCORES[self._datamodule.task][0]}"
-
-    @property
-    def _datamodule(self) -> Any:
-        return self.trainer.datamodule  # pyright: ignore[reportAttributeAccessIssue]
+        return f"val_{SCORES[self._facts.task][0]}"
 
     def _make_optimizer(self) -> Optimizer:
         parameters = [p for p in self.network.parameters() if p.requires_grad]
@@ -180,10 +173,15 @@ class ClassifierModule(LightningModule):
         """Logits of training images, and what is added to their loss."""
         if self.penalty is None:
             return self.network(images), 0.0
-        assert isinstance(self.network, BranchClassifier)
-        equilibria = self.network.features(images)
-        penalty = self.penalty.at(equilibria).value(equilibria).mean()
-        return self.network.classify(equilibria), self.penalty_weight * penalty
+        network = self.network
+        branches = network.features(images) if isinstance(network, ImageClassifier) else None
+        if not isinstance(network, ImageClassifier) or not isinstance(branches, tuple):
+            raise ConfigError(
+                "Expected an ImageClassifier for `penalty`, with a body that gives a tuple of tensors, one"
+                f" per branch, got {'a body that gives one' if branches is not None else type(network)}."
+            )
+        penalty = self.penalty.at(branches).value(branches).mean()
+        return network.head(branches), self.penalty_weight * penalty
 
     def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str, metrics: MetricCollection) -> None:
         images, labels = batch

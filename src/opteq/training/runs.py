@@ -18,8 +18,10 @@ from typing import Any
 
 import yaml
 
+from opteq.configs import read_config
 from opteq.errors import ConfigError
 from opteq.files import write_file
+from opteq.models.parts import check_trusted
 from opteq.training.checkpoints import BEST, LAST, read_checkpoint
 
 CONFIG = "config.yaml"
@@ -126,15 +128,21 @@ def latest_run(runs_dir: Path, name: str) -> Path:
     return max(matching, key=lambda folder: (folder / CHECKPOINTS / LAST).stat().st_mtime)
 
 
-def checkpoint_options(folder: Path) -> list[str]:
+def checkpoint_options(folder: Path, trust: bool = False) -> list[str]:
     """The options that make `validate`, `test` or `predict` use the best checkpoint of a run.
 
+    Args:
+        folder: The folder of the run.
+        trust: Whether its configuration may name any class, see `opteq.load`.
+
     Raises:
-        ConfigError: The folder is not that of a run.
+        ConfigError: The folder is not that of a run, or names a class that is not trusted.
     """
     config = folder / CONFIG
     if not config.is_file():
         raise ConfigError(f"{folder} is not the folder of a run: there is no {config}.")
+    if not trust:
+        check_trusted(read_config(str(config)))
     return ["--config", str(config), "--ckpt_path", str(folder / CHECKPOINTS / BEST)]
 
 

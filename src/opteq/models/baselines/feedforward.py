@@ -9,56 +9,34 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError
-from opteq.models.classifier import check_images
+from opteq.models.parts import known
 
 
-class FeedForwardClassifier(nn.Module):
-    """`z_k = relu(W_k z_{k-1} + U_k x + b_k)`, `z_0 = 0`, with 3×3 convolutions (Xie et al. 2022, Eq. 1).
+class FeedForward(nn.Module):
+    """`z_k = relu(W_k z_{k-1} + U_k x + b_k)`, `z_0 = 0`, of 3×3 convolutions (Xie et al. 2022, Eq. 1).
 
-    Every layer sees the features `x` again, as every unit of a deep OptEq does. Stem and head are those
-    of `DeepOptEqClassifier`; the default channels give 200,218 parameters, as many as its 200,238.
+    Every layer sees the features `x` again, as every unit of a deep OptEq does.
 
     Args:
-        in_channels: channels of the images.
-        classes: number of classes.
-        channels: channels of the features `x`.
-        hidden: channels of the layers, first to last.
-        downsampling: factor by which average pooling shrinks the features.
+        channels: channels of the features.
+        hidden: channels of the layers, first to last; the head reads the last.
 
     Raises:
         ConfigError: for no layers or numbers out of range.
     """
 
-    def __init__(
-        self,
-        in_channels: int = 3,
-        classes: int = 10,
-        channels: int = 30,
-        hidden: Sequence[int] = (24, 48, 56, 72, 80),
-        downsampling: int = 1,
-    ) -> None:
+    def __init__(self, channels: int | None = None, hidden: Sequence[int] = (24, 48, 56, 72, 80)) -> None:
         super().__init__()
-        if not hidden or min(in_channels, classes, channels, downsampling, *hidden) < 1:
-            raise ConfigError("Expected at least one layer, and positive channels, classes and downsampling.")
-        self.in_channels = in_channels
-        self.stem = nn.Sequential(nn.Conv2d(in_channels, channels, 3, padding=1), nn.AvgPool2d(downsampling))
+        channels = known("channels", channels)
+        if not hidden or min(hidden) < 1:
+            raise ConfigError(f"Expected at least one layer of positive channels, got {list(hidden)}.")
         self.inputs = nn.ModuleList(nn.Conv2d(channels, n, 3, padding=1) for n in hidden)
         self.layers = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1, bias=False) for a, b in pairwise(hidden))
-        self.head = nn.Linear(hidden[-1], classes)
-
-    def features(self, x: Tensor) -> Tensor:
-        """`(batch, channels, h, w)` output of the last layer.
-
-        Raises:
-            ShapeError: if `x` is no batch of images with `in_channels` channels.
-        """
-        check_images(x, self)
-        x = self.stem(x)
-        z = F.relu(self.inputs[0](x))
-        for layer, given in zip(self.layers, list(self.inputs)[1:], strict=True):
-            z = F.relu(layer(z) + given(x))
-        return z
 
     def forward(self, x: Tensor) -> Tensor:
-        """`(batch, classes)` logits; raises as `features` does."""
-        return self.head(self.features(x).mean((2, 3)))
+        """`(batch, channels, h, w) ↦ (batch, hidden[-1], h, w)`."""
+        first, *others = self.inputs
+        z = F.relu(first(x))
+        for layer, given in zip(self.layers, others, strict=True):
+            z = F.relu(layer(z) + given(x))
+        return z

@@ -7,29 +7,26 @@ import pytest
 import torch
 from torch import nn
 
-from opteq.evaluation import branches as study
-from opteq.evaluation.branches import BranchRecord, study_branches
-from opteq.models.branches import MOptEqClassifier, POptEqClassifier
+from opteq.evaluation import branchstudy as study
+from opteq.evaluation.branchstudy import BranchRecord, study_branches
+from opteq.models.bodies import Coupled, Unit
+from opteq.models.classifier import ImageClassifier
+from opteq.models.heads import Head
+from opteq.models.stems import ConvStem
 from opteq.solvers.anderson import Anderson
 from opteq.theory.perturbations import reconstructed
+from tests.networks import branch_classifier
 
-SMALL = {
-    "classes": 4,
-    "channels": 3,
-    "hidden": (4, 6),
-    "reductions": (1, 2),
-    "stem": (),
-    "solver": Anderson(tol=1e-5),
-}
+SMALL = {"classes": 4, "channels": 3, "hidden": (4, 6), "solver": Anderson(tol=1e-5)}
 
 
 def images(count=40, seed=0):
     return torch.randn(count, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
 
 
-def made(model=POptEqClassifier, **options):
+def made(body=Unit, **options):
     torch.manual_seed(0)
-    return model(**SMALL | options).eval()
+    return branch_classifier(body, **SMALL | options).eval()
 
 
 def pooled(z, factor):
@@ -38,9 +35,9 @@ def pooled(z, factor):
 
 
 @pytest.mark.spec("R5.7")
-@pytest.mark.parametrize("model", [POptEqClassifier, MOptEqClassifier])
-def test_heritage_and_diversity_are_those_of_the_definition(model):
-    network, x = made(model), images()
+@pytest.mark.parametrize("body", [Unit, Coupled])
+def test_heritage_and_diversity_are_those_of_the_definition(body):
+    network, x = made(body), images()
     record = study_branches(network, x, torch.zeros(len(x), dtype=torch.long))
     with torch.no_grad():
         large, small = (z.double().numpy() for z in network.features(x))
@@ -68,9 +65,9 @@ def test_accuracies_under_perturbations():
     assert accuracy.shape == (3, 5, len(study.SIZES))
     np.testing.assert_allclose(accuracy[:, :, 0], 60 / 70)
     with torch.no_grad():
-        features, (layer,) = network.stem(x), network.equilibrium_layers
-        moved = network.equilibria(features - study.SIZES[-1] * reconstructed(layer, features, 1.0))
-        expected = (network.classify(moved).argmax(1) == labels).double().mean().item()
+        features = network.stem(x)
+        moved = network.body(features - study.SIZES[-1] * reconstructed(network.body, features, 1.0))
+        expected = (network.head(moved).argmax(1) == labels).double().mean().item()
     np.testing.assert_allclose(accuracy[0, :, -1], expected)
     assert np.ptp(accuracy[0], axis=0).max() == 0
     # Random trials differ from each other, and two studies do not.
@@ -78,10 +75,13 @@ def test_accuracies_under_perturbations():
 
 
 def test_networks_without_neighbours_or_without_branches():
-    single = made(hidden=(4,), reductions=(1,))
+    single = made(hidden=(4,))
     record = study_branches(single, images(4), torch.zeros(4, dtype=torch.long))
     assert record.heritage.shape == (0,)
     assert record.correlation.shape == (0, 0)
     assert record.sizes.shape == (len(study.SIZES),)
-    none = study_branches(nn.Flatten(), images(4), torch.zeros(4, dtype=torch.long))
-    assert all(getattr(none, f.name).size == 0 for f in dataclasses.fields(BranchRecord))
+    alone = ImageClassifier(ConvStem(3, 4), Unit(4, 4), Head(4, 4)).eval()
+    explicit = ImageClassifier(ConvStem(3, 4), nn.Identity(), Head(4, 4)).eval()
+    for network in (nn.Flatten(), alone, explicit):
+        none = study_branches(network, images(4), torch.zeros(4, dtype=torch.long))
+        assert all(getattr(none, f.name).size == 0 for f in dataclasses.fields(BranchRecord))

@@ -6,8 +6,11 @@ import torch
 from torch import nn
 
 from opteq.errors import ConfigError, NonFiniteError, ShapeError
-from opteq.evaluation.segmentation import SHOWN_SCENES, SegmentationRecord, evaluate_scenes
-from opteq.models.segmenter import DeepOptEqSegmenter
+from opteq.evaluation.scenerecord import SHOWN_SCENES, SegmentationRecord, evaluate_scenes
+from opteq.models.bodies import Deep
+from opteq.models.classifier import ImageClassifier
+from opteq.models.heads import PixelHead
+from opteq.models.stems import ConvStem
 
 NORMALIZATION = ((0.5, 0.4, 0.3), (0.2, 0.25, 0.3))
 NAMES = ("a", "b", "c", "never")
@@ -81,7 +84,7 @@ def test_scenes_show_their_own_unnormalised_image(data):
 @pytest.mark.spec("R7.7")
 def test_solves_are_counted_and_a_saved_record_comes_back(data, tmp_path):
     torch.manual_seed(0)
-    network = DeepOptEqSegmenter(classes=4, channels=8, hidden=(4, 4, 4), downsamplings=1)
+    network = ImageClassifier(ConvStem(3, 8, downsamplings=1), Deep(8, (4, 4, 4)), PixelHead(8, 4))
     record = evaluate_scenes(network, batches(*data), NAMES, NORMALIZATION, "cpu")
     assert network.training
     assert (record.solves, record.unconverged) == (10, 0)

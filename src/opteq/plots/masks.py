@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from opteq.evaluation.segmentation import Scenes
+from opteq.evaluation.scenerecord import Scenes
 from opteq.plots.equilibria import name_row
 from opteq.plots.samples import show_image
 from opteq.plots.style import BLUE, ORANGE, literal, new_figure, styled

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Self, TypeGuard
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from opteq.models.branches import BranchClassifier
+from opteq.layer import EquilibriumLayer
+from opteq.models.classifier import ImageClassifier
 from opteq.objectives.coupling import HeritageDiversity
 from opteq.results import tensors_of
 from opteq.theory.perturbations import binomial, reconstructed, uniform
@@ -63,7 +64,7 @@ def study_branches(network: nn.Module, images: Tensor, labels: Tensor) -> Branch
         images: `(n, channels, height, width)`, normalised, on the network's device.
         labels: `(n,)` their true classes.
     """
-    if not isinstance(network, BranchClassifier):
+    if not has_branches(network, images):
         return BranchRecord.nothing()
     heritage, diversity, share, correlation = relations(network, images[:RELATED_SAMPLES])
     return BranchRecord(
@@ -72,7 +73,16 @@ def study_branches(network: nn.Module, images: Tensor, labels: Tensor) -> Branch
 
 
 @torch.no_grad()
-def relations(network: BranchClassifier, images: Tensor) -> tuple[NDArray[np.float64], ...]:
+def has_branches(network: nn.Module, images: Tensor) -> TypeGuard[ImageClassifier]:
+    """Whether `network` is a classifier whose body is an equilibrium of branches, with a hidden objective."""
+    if not isinstance(network, ImageClassifier) or not isinstance(network.body, EquilibriumLayer):
+        return False
+    equation = network.body.bind(network.stem(images[:1]))
+    return equation.has_energy and isinstance(equation.initial(), tuple)
+
+
+@torch.no_grad()
+def relations(network: ImageClassifier, images: Tensor) -> tuple[NDArray[np.float64], ...]:
     """Average `H` and `D` and the diagonal shares, each `(n,)`, and the correlations of the first image.
 
     All are empty for a network of one branch; see `BranchRecord`.
@@ -98,9 +108,10 @@ def relations(network: BranchClassifier, images: Tensor) -> tuple[NDArray[np.flo
 
 
 @torch.no_grad()
-def _accuracies(network: BranchClassifier, images: Tensor, labels: Tensor) -> NDArray[np.float64]:
+def _accuracies(network: ImageClassifier, images: Tensor, labels: Tensor) -> NDArray[np.float64]:
     """`(3, trials, s)` accuracy for features moved by `-ε` times a direction of `l∞` norm at most 1."""
-    (layer,) = network.equilibrium_layers
+    layer = network.body
+    assert isinstance(layer, EquilibriumLayer)
     generator = torch.Generator(images.device).manual_seed(0)
     hits = np.zeros((len(DIRECTIONS), TRIALS, len(SIZES)))
     for part, truth in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
@@ -112,7 +123,7 @@ def _accuracies(network: BranchClassifier, images: Tensor, labels: Tensor) -> ND
     return hits / len(images)
 
 
-def _hits(network: BranchClassifier, features: Tensor, direction: Tensor, labels: Tensor) -> list[int]:
+def _hits(network: ImageClassifier, features: Tensor, direction: Tensor, labels: Tensor) -> list[int]:
     """For each size how many samples are still classified rightly."""
-    answers = (network.classify(network.equilibria(features - size * direction)) for size in SIZES)
+    answers = (network.head(network.body(features - size * direction)) for size in SIZES)
     return [int((logits.argmax(1) == labels).sum()) for logits in answers]

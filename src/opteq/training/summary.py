@@ -11,10 +11,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from opteq.data.base import ImageDataModule
+from opteq.data.facts import Facts
 from opteq.files import write_json
+from opteq.layer import EquilibriumLayer
 from opteq.models.loading import ModelCard
-from opteq.training.scores import SCORES
+from opteq.training.taskscores import SCORES
 
 SUMMARY = "summary.json"
 VERSIONS = "versions.json"
@@ -32,7 +33,7 @@ def write_versions(folder: Path) -> None:
 def write_summary(
     folder: Path,
     network: nn.Module,
-    data: ImageDataModule,
+    data: Facts,
     test: Mapping[str, float],
     seconds: float,
     images: int,
@@ -42,14 +43,14 @@ def write_summary(
     Args:
         folder: Folder of the run.
         network: The trained network.
-        data: The data it was trained on.
+        data: What it was trained on.
         test: Metrics of the best checkpoint on the test set, as `Trainer.test` returns them.
         seconds: Duration of the training loop, including validation.
         images: Training images processed in that time.
     """
     summary = {
         "dataset": data.title,
-        "model": type(network).__name__,
+        "model": _name(network),
         "parameters": sum(p.numel() for p in network.parameters()),
         **{f"test_{score}": test[f"test_{score}"] for score in SCORES[data.task]},
         "solver_steps_mean": test.get("test_solver_steps"),
@@ -63,10 +64,18 @@ def write_summary(
     return summary
 
 
-def model_card(network: dict[str, Any], data: ImageDataModule) -> ModelCard:
+def model_card(network: dict[str, Any], data: Facts) -> ModelCard:
     """Describe a network, given by its `class_path` and `init_args`, trained on a data set."""
     mean, std = data.normalization
     return ModelCard(network, data.class_names, data.in_channels, data.image_size, mean, std, data.task)
+
+
+def _name(network: nn.Module) -> str:
+    """What tells networks apart: the map of the first equilibrium layer, else the body, else the network."""
+    for module in network.modules():
+        if isinstance(module, EquilibriumLayer):
+            return type(module.map).__name__
+    return type(getattr(network, "body", network)).__name__
 
 
 def peak_memory_bytes() -> int:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from opteq.experiments.scores import difference, markdown
+from opteq.experiments.comparison import difference, markdown
 from opteq.experiments.tables import Row, Table
 
 TABLE = Table(

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from opteq.data.scenes import IGNORED
-from opteq.training.scores import SCORES, make_scores
+from opteq.training.taskscores import SCORES, make_scores
 
 
 def by_hand(labels, predictions, classes):

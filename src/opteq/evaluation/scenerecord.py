@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError, ShapeError
-from opteq.evaluation.images import Normalization, displayable
+from opteq.evaluation.display import Normalization, displayable
 from opteq.evaluation.passes import Best, evaluating, refuse_non_finite
 from opteq.evaluation.scores import confusion_matrix
 from opteq.evaluation.stored import Stored

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from opteq.experiments.comparison import column, markdown, values
 from opteq.experiments.reproduce import scores_in
-from opteq.experiments.scores import column, markdown, values
 from opteq.experiments.tables import Table
 from opteq.files import write_file, write_json
 from opteq.plots.ablation import draw_ablation
-from opteq.plots.rows import draw_rows
+from opteq.plots.points import draw_rows
 from opteq.plots.style import to_svg
 
 

@@ -3,7 +3,7 @@
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
 
-from opteq.data.base import Task
+from opteq.data.facts import Task
 from opteq.data.scenes import IGNORED
 
 # The first one chooses the best checkpoint and leads the summary.

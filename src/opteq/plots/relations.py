@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from opteq.evaluation.branches import DIRECTIONS, BranchRecord
+from opteq.evaluation.branchstudy import DIRECTIONS, BranchRecord
 from opteq.plots.style import BLUE, GREEN, ORANGE, SEQUENTIAL, new_figure, styled
 
 _COLOURS = (ORANGE, BLUE, GREEN)

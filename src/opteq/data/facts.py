@@ -1,0 +1,99 @@
+"""What has to be known of a data set beside its batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from torch import Tensor
+
+from opteq.data.preprocess import Normalization
+from opteq.errors import ConfigError
+
+Task = Literal["classification", "segmentation"]
+
+
+class Facts:
+    """The facts about the data of any `LightningDataModule`, after `prepare_data` and `setup`.
+
+    Its loaders must give batches `(images, labels)`, images `(batch, channels, H, W)`, and it must have
+    `class_names`, one for each label. What else it has is used:
+
+    - `title`: what the data set is called; its class unless given
+    - `task`: `"segmentation"`, where every pixel has a label (negative for none), or else `"classification"`
+    - `in_channels`, `image_size`: those of the images; else they are read off a batch
+    - `normalization`: mean and standard deviation of each channel that were applied to pixels in [0, 1]; none
+      unless given
+
+    Args:
+        data: the data module.
+        stage: `"fit"`, `"validate"` or `"test"`, what it was set up for.
+    """
+
+    def __init__(self, data: Any, stage: str = "fit") -> None:
+        self.data, self.stage = data, stage
+
+    @property
+    def title(self) -> str:
+        """What the data set is called in summaries and reports."""
+        return getattr(self.data, "title", type(self.data).__name__)
+
+    @property
+    def task(self) -> Task:
+        """Whether an image or each of its pixels has a class."""
+        return getattr(self.data, "task", "classification")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """One name per class, in the order of the labels.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        names = getattr(self.data, "class_names", None)
+        if not names:
+            raise ConfigError(
+                f"Expected {type(self.data).__name__} to have `class_names`, a list with the name of each"
+                " class, as an attribute or a property, once `setup` was called."
+            )
+        return tuple(names)
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of an image."""
+        return getattr(self.data, "in_channels", None) or self.sample[0].shape[1]
+
+    @property
+    def image_size(self) -> int | tuple[int, int]:
+        """Height and width of an image, one number where they are equal."""
+        if size := getattr(self.data, "image_size", None):
+            return size
+        height, width = self.sample[0].shape[2:]
+        return height if height == width else (height, width)
+
+    @property
+    def normalization(self) -> Normalization:
+        """Mean and standard deviation of each channel for pixels in [0, 1]."""
+        if given := getattr(self.data, "normalization", None):
+            return Normalization(*given)
+        return Normalization((0.0,) * self.in_channels, (1.0,) * self.in_channels)
+
+    @cached_property
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """A batch of images and labels that are not trained on.
+
+        Raises:
+            ConfigError: The loader gives something else.
+        """
+        loader = self.test_dataloader() if self.stage == "test" else self.data.val_dataloader()
+        match next(iter(loader)):
+            case [Tensor(ndim=4) as images, Tensor() as labels]:
+                return images, labels
+        raise ConfigError(
+            f"Expected batches (images, labels) of {self.title}, images of shape (batch, channels, H, W)."
+        )
+
+    def test_dataloader(self) -> Iterable[Sequence[Tensor]]:
+        """The batches of the test set."""
+        return self.data.test_dataloader()

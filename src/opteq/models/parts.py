@@ -1,0 +1,144 @@
+"""Objects built from what a configuration says: class paths and their arguments."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from inspect import isclass, signature
+from pydoc import ErrorDuringImport, locate
+from typing import Any
+
+from torch import nn
+
+from opteq.errors import ConfigError
+from opteq.options import check_count
+
+_IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+
+
+def known(name: str, count: int | None) -> int:
+    """`count`, or a `ConfigError` unless it is a whole number of at least 1."""
+    check_count(name, count)
+    assert count is not None
+    return count
+
+
+def complete(network: Any, in_channels: int, classes: int) -> None:
+    """Fill in the numbers of a network that were left out and follow from others, see `ImageClassifier`.
+
+    Args:
+        network: its configuration, a mapping with `class_path` and `init_args`; changed in place. Its classes
+            are imported.
+        in_channels: channels of the images.
+        classes: number of classes.
+    """
+    _fill(network, in_channels=in_channels, classes=classes)
+    parts = network.get("init_args") or {}
+    stem, body, head = (parts.get(name) for name in ("stem", "body", "head"))
+    channels = _fill(stem, in_channels=in_channels, channels=None)
+    _fill(body, channels=channels)
+    _fill(head, channels=channels, classes=classes)
+
+
+def _fill(spec: Any, **numbers: int | None) -> int | None:
+    """Give the class of `spec` the `numbers` that it takes and has not got; returns its `channels`."""
+    if spec is None or "class_path" not in spec:
+        return None
+    cls = locate(spec["class_path"])
+    accepted = signature(cls).parameters if callable(cls) else {}
+    arguments = spec.get("init_args") or {}
+    for name, number in numbers.items():
+        if name in accepted and number is not None and arguments.get(name) is None:
+            arguments[name] = number
+            spec["init_args"] = arguments
+    default = accepted["channels"].default if "channels" in accepted else None
+    return arguments.get("channels", default)
+
+
+def build(spec: Any, trust: bool = False) -> Any:
+    """Build what a `class_path` with its `init_args` describes, here and in nested arguments.
+
+    Args:
+        spec: plain values, in which mappings with a `class_path` stand for objects.
+        trust: build objects of any class that can be imported, not only of opteq's and of the modules of
+            `torch.nn`.
+
+    Raises:
+        ConfigError: A class is not trusted, there is none of that name, or it does not take the arguments.
+    """
+    if not trust:
+        for class_path in _class_paths(spec):
+            _check_root(class_path)
+    return _built(spec, trust)
+
+
+def check_trusted(config: Mapping[str, Any]) -> None:
+    """Refuse options of a run that name a class which `build` does not trust, before anything is imported.
+
+    Raises:
+        ConfigError: There is one; the message says how to trust it.
+    """
+    # Functions, which the parser imports as well, are given by their names alone.
+    functions = (text for text in _texts(config.get("model")) if _IMPORT_PATH.fullmatch(text))
+    for path in (*_class_paths(config), *functions):
+        _check_root(path)
+
+
+def _built(spec: Any, trust: bool) -> Any:
+    if isinstance(spec, list):
+        return [_built(item, trust) for item in spec]
+    if not isinstance(spec, Mapping) or "class_path" not in spec:
+        return spec
+    class_path, arguments = spec["class_path"], spec.get("init_args") or {}
+    if not isinstance(class_path, str) or not isinstance(arguments, Mapping):
+        raise ConfigError(f"Expected a class_path with a mapping of init_args, got {dict(spec)}.")
+    cls = _find(class_path, trust)
+    arguments = {name: _built(value, trust) for name, value in arguments.items()}
+    try:
+        return cls(**arguments)
+    except TypeError as error:
+        raise ConfigError(f"Could not build {class_path}: {error}.") from error
+
+
+def _find(class_path: str, trust: bool) -> Any:
+    try:
+        cls = locate(class_path)
+    except ErrorDuringImport as error:
+        raise ConfigError(f"{class_path} cannot be imported: {error}.") from error
+    if cls is None:
+        whose = "This version of opteq has no" if class_path.startswith("opteq.") else "There is no"
+        raise ConfigError(f"{whose} {class_path}.")
+    # A module of opteq also holds what it imports from elsewhere.
+    own = isclass(cls) and cls.__module__.startswith("opteq.")
+    layer = isclass(cls) and issubclass(cls, nn.Module) and cls.__module__.startswith("torch.nn.modules.")
+    if not (own or layer or (trust and callable(cls))):
+        raise ConfigError(f"{class_path} is not a class of opteq or a module of torch.nn.")
+    return cls
+
+
+def _check_root(class_path: str) -> None:
+    if not class_path.startswith(("opteq.", "torch.nn.")):
+        raise ConfigError(
+            f"It uses {class_path}, and only classes of opteq and torch.nn are built unless you trust where"
+            " it comes from; if you do, use opteq.load(RUN, trust=True), or --trust true on the command line."
+        )
+
+
+def _class_paths(spec: Any) -> Iterator[str]:
+    if isinstance(spec, Mapping) and isinstance(spec.get("class_path"), str):
+        yield spec["class_path"]
+    for value in _values(spec):
+        yield from _class_paths(value)
+
+
+def _texts(spec: Any) -> Iterator[str]:
+    if isinstance(spec, str):
+        yield spec
+    for value in _values(spec):
+        yield from _texts(value)
+
+
+def _values(spec: Any) -> Iterable[Any]:
+    if isinstance(spec, Mapping):
+        return spec.values()
+    return spec if isinstance(spec, list) else ()
