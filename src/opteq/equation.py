@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
+from opteq.held import HoldsTensors
 from opteq.operators.lanczos import extreme_ritz_values
 from opteq.results import Certificate, State, distance, like, map_state, tensors_of
 
@@ -106,27 +106,12 @@ class Reformulation:
         return Reformulation(self.function, self.initial, self.first, both, scale * self.scale)
 
 
-class Equation(ABC):
-    """All that is constant during one solve of `z = T(z)`, for one batch. Immutable.
+class Equation(HoldsTensors, ABC):
+    """All that is constant during one solve of `z = T(z)`, for one batch: a frozen dataclass.
 
-    A map of your own gives `tensors`, `with_tensors`, `__call__`, `initial` and `contraction`; all else has a
-    default that is right for any map.
-
-    Attributes:
-        tensors: every tensor that `T` depends on differentiably: injections, weights, scales.
+    Its `tensors` are what `T` depends on differentiably: injections, weights, scales. A map of your own gives
+    `__call__`, `initial` and `contraction`; all else has a default that is right for any map.
     """
-
-    @property
-    @abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]: ...
-
-    @abstractmethod
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        """The same equation with other values of `tensors`."""
-
-    def detach(self) -> Self:
-        """The same equation cut off from the autograd graph."""
-        return self.with_tensors(tuple(t.detach() for t in self.tensors))
 
     @property
     def structure(self) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -169,25 +168,3 @@ def norm(state: State) -> Tensor:
 def distance(left: State, right: State) -> Tensor:
     """`(batch,)` Euclidean distance of two states, over all branches."""
     return norm(map_state(torch.sub, left, right))
-
-
-class _HasTensors(Protocol):
-    @property
-    def tensors(self) -> tuple[Tensor, ...]: ...
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self: ...
-
-
-_Part = TypeVar("_Part", bound=_HasTensors)
-
-
-def with_tensors_of(
-    parts: tuple[_Part, ...], tensors: tuple[Tensor, ...]
-) -> tuple[tuple[_Part, ...], tuple[Tensor, ...]]:
-    """`parts`, such as equations, with values for the `tensors` of each in turn, and the values left over."""
-    replaced = []
-    for part in parts:
-        count = len(part.tensors)
-        replaced.append(part.with_tensors(tensors[:count]))
-        tensors = tensors[count:]
-    return tuple(replaced), tensors

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +12,7 @@ from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError, ShapeError
+from opteq.held import CONSTANT
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.results import Certificate, State
 
@@ -86,9 +86,9 @@ class AffineEquation(Equation):
     """`z = M⁻¹(T(M z + s) - s)`, with `M` and `s` in float64."""
 
     inner: Equation
-    matrix: Tensor
-    inverse: Tensor
-    shift: Tensor
+    matrix: Tensor = field(metadata=CONSTANT)
+    inverse: Tensor = field(metadata=CONSTANT)
+    shift: Tensor = field(metadata=CONSTANT)
     orthogonal: bool
 
     @property
@@ -98,13 +98,6 @@ class AffineEquation(Equation):
     @property
     def batch_coupled(self) -> bool:
         return self.inner.batch_coupled
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.inner.tensors
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, inner=self.inner.with_tensors(tensors))
 
     def initial(self) -> State:
         return self.inner.initial()

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 from torch import Tensor
 
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm, eliminated
-from opteq.results import Certificate, State, combined, largest, with_tensors_of
+from opteq.results import Certificate, State, combined, largest
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +29,7 @@ class ChainEquation(Equation):
     """
 
     units: tuple[Equation, ...]
+    # With the tensors, because the iterates of an unrolled solve depend on it.
     start: Tensor | None = None
 
     @property
@@ -39,16 +39,6 @@ class ChainEquation(Equation):
     @property
     def batch_coupled(self) -> bool:
         return any(unit.batch_coupled for unit in self.units)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        # The start belongs here because the iterates of an unrolled solve depend on it.
-        start = () if self.start is None else (self.start,)
-        return (*(t for unit in self.units for t in unit.tensors), *start)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        units, rest = with_tensors_of(self.units, tensors)
-        return replace(self, units=units, start=None if self.start is None else rest[0])
 
     def initial(self) -> State:
         return self.units[0].initial() if self.start is None else self.start

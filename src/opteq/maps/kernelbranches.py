@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,7 +24,7 @@ from opteq.maps.kernel import KernelMap
 from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.coupling import Coupling
 from opteq.objectives.inner_product import InnerProductLinearization, InnerProductSimilarity
-from opteq.results import Certificate, State, combined, distance, tensors_of, with_tensors_of
+from opteq.results import Certificate, State, combined, distance, tensors_of
 from opteq.slopes import Slopes
 
 
@@ -96,14 +95,6 @@ class KernelBranchesEquation(Equation):
     activations: tuple[Activation, ...]
     coupling: Coupling
     sequential: bool = False
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*(t for similarity in self.similarities for t in similarity.tensors), *self.coupling.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        similarities, rest = with_tensors_of(self.similarities, tensors)
-        return replace(self, similarities=similarities, coupling=self.coupling.with_tensors(rest))
 
     def initial(self) -> tuple[Tensor, ...]:
         return tuple(similarity.initial() for similarity in self.similarities)

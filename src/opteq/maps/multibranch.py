@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -18,6 +18,7 @@ from opteq.equation import (
     largest_eigenvalue,
     room,
 )
+from opteq.held import CONSTANT
 from opteq.maps.coupled import CoupledMap
 from opteq.maps.optequnit import OptEqEquation, OptEqLinearization, OptEqUnit
 from opteq.maps.parallel import ParallelEquation
@@ -81,25 +82,15 @@ class MultiBranchEquation(Equation):
     branches: ParallelEquation
     coupling: Coupling
     sequential: bool = False
-    start: tuple[Tensor, ...] | None = None
+    start: tuple[Tensor, ...] | None = field(default=None, metadata=CONSTANT)
 
     @property
     def units(self) -> tuple[OptEqEquation, ...]:
         """The equations of the units."""
         return self.branches.branches  # type: ignore[return-value]
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.branches.tensors, *self.coupling.tensors)
-
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        count = len(self.branches.tensors)
-        return replace(
-            self,
-            branches=self.branches.with_tensors(tensors[:count]),
-            coupling=self.coupling.with_tensors(tensors[count:]),
-            start=None,
-        )
+        return replace(super().with_tensors(tensors), start=None)
 
     def detach(self) -> Self:
         start = None if self.start is None else tuple(t.detach() for t in self.start)

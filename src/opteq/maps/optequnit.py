@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -133,13 +132,6 @@ class OptEqEquation(Equation):
     activation: Activation
     mu: float
     kept: bool = False
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.injection, *self.W.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, injection=tensors[0], W=self.W.with_tensors(tensors[1:]))
 
     @property
     def structure(self) -> str:

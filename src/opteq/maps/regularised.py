@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients, Linearization
 from opteq.errors import ConfigError
+from opteq.held import CONSTANT
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.maps.chain import ChainEquation
 from opteq.objectives.batch_regularisers import BatchRegulariser
@@ -95,7 +95,7 @@ class StepEquation(Equation):
     regulariser: Regulariser
     gamma: float
     form: str
-    zero: Tensor
+    zero: Tensor = field(metadata=CONSTANT)
 
     @property
     def structure(self) -> str:
@@ -106,13 +106,6 @@ class StepEquation(Equation):
         # In eval mode the samples are compared with a reference, not with each other.
         regulariser = self.regulariser
         return isinstance(regulariser, BatchRegulariser) and regulariser.training
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return ()
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return self
 
     def initial(self) -> State:
         return self.zero

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -35,13 +34,6 @@ class SimilarityEquation(Equation):
 
     similarity: Similarity
     activation: Activation
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.similarity.tensors
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, similarity=self.similarity.with_tensors(tensors))
 
     def initial(self) -> Tensor:
         return self.similarity.initial()

@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -85,16 +84,6 @@ class SkipEquation(Equation):
     @property
     def batch_coupled(self) -> bool:
         return self.inner.batch_coupled
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        learned = (self.alpha,) if isinstance(self.alpha, Tensor) else ()
-        return (*self.inner.tensors, *learned)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        if isinstance(self.alpha, Tensor):
-            return replace(self, inner=self.inner.with_tensors(tensors[:-1]), alpha=tensors[-1])
-        return replace(self, inner=self.inner.with_tensors(tensors))
 
     def initial(self) -> State:
         return self.inner.initial()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, sy
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import check_units
 from opteq.maps.optequnit import OptEqEquation, OptEqLinearization, OptEqUnit
-from opteq.results import Certificate, State, combined, with_tensors_of
+from opteq.results import Certificate, State, combined
 
 
 class WideOptEq(EquilibriumMap):
@@ -52,13 +51,6 @@ class MeanEquation(Equation):
     @property
     def structure(self) -> str:
         return "proximal"
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for unit in self.units for t in unit.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, units=with_tensors_of(self.units, tensors)[0])
 
     def initial(self) -> State:
         return self.units[0].initial()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -57,17 +56,6 @@ class GaussianSimilarity(Similarity):
     W: BoundOperator
     patches: Patches | WholeSample
     adaptive: bool = False
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        gram = () if self.gram is None else (self.gram,)
-        return (self.injection, self.gamma, *gram, *self.W.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        injection, gamma, *rest = tensors
-        gram = None if self.gram is None else rest.pop(0)
-        W = self.W.with_tensors(tuple(rest))
-        return replace(self, injection=injection, gamma=gamma, gram=gram, W=W)
 
     def initial(self) -> Tensor:
         return zero_state(self.injection, self.W.domain)

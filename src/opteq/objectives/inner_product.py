@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -202,16 +201,6 @@ class InnerProductSimilarity(Similarity):
     W: BoundOperator
     kernel: InnerProductKernel
     steepness: float = math.inf
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        unit = () if self.unit is None else (self.unit,)
-        return (self.injection, *unit, *self.W.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        injection, *rest = tensors
-        unit = None if self.unit is None else rest.pop(0)
-        return replace(self, injection=injection, unit=unit, W=self.W.with_tensors(tuple(rest)))
 
     def initial(self) -> Tensor:
         return torch.zeros_like(self.injection)

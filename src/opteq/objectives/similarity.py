@@ -7,13 +7,13 @@ stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y; c)` (Li et al. 2023, Eq. 5)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self
 
 from torch import Tensor
 
 from opteq.activations import Activation
 from opteq.equation import Gradients
 from opteq.errors import ConfigError
+from opteq.held import HoldsTensors
 from opteq.results import Certificate
 
 
@@ -33,8 +33,8 @@ class SimilarityLinearization(ABC):
         """Gradients of `⟨u, ∇S(y)⟩` with respect to the similarity's `tensors`."""
 
 
-class Similarity(ABC):
-    """`S(y; c)` with everything that depends on the input bound into it, for one batch. Immutable.
+class Similarity(HoldsTensors, ABC):
+    """`S(y; c)` with everything that depends on the input bound into it, for one batch: a frozen dataclass.
 
     States `y` have shape `(batch, ...)`; values are per sample, `(batch,)`.
 
@@ -44,15 +44,6 @@ class Similarity(ABC):
     """
 
     owns_gradient = False
-
-    @property
-    @abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor that `∇S` depends on differentiably."""
-
-    @abstractmethod
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        """The same similarity with other values of `tensors`."""
 
     @abstractmethod
     def initial(self) -> Tensor:

@@ -14,7 +14,7 @@ from opteq.operators.estimate import NormEstimate
 from opteq.operators.norms.base import NormControl, Weights
 from opteq.operators.norms.ceiling import Ceiling
 
-# Times the ceiling: from where on the norm of a stored weight is brought down, and to what. Above the ceiling,
+# Times the ceiling: from where the norm of a stored weight is brought down, and to what: above it,
 # since the estimate is from below.
 _LARGEST_EXCESS, _SETTLED_EXCESS = 1.5, 1.2
 
