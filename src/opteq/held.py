@@ -16,8 +16,8 @@ CONSTANT = {"constant": True}
 class HoldsTensors:
     """A frozen dataclass whose tensors are those of its fields, in their order.
 
-    A field may be a tensor, another object with `tensors`, or a tuple of such; all else is passed over, as are
-    fields with the metadata `CONSTANT`.
+    A field may be a tensor, another object with `tensors`, or a tuple of such. All else is passed over, as
+    are fields with the metadata `CONSTANT`.
     """
 
     __slots__ = ()

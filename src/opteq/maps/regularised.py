@@ -89,7 +89,7 @@ def _check_step(regulariser: Regulariser, gamma: float) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class StepEquation(Equation):
+class StepEquation(Equation[Tensor]):
     """`T_R`, a gradient or proximal step on `γR`, as a map of its own."""
 
     regulariser: Regulariser
@@ -107,28 +107,26 @@ class StepEquation(Equation):
         regulariser = self.regulariser
         return isinstance(regulariser, BatchRegulariser) and regulariser.training
 
-    def initial(self) -> State:
+    def initial(self) -> Tensor:
         return self.zero
 
-    def __call__(self, state: State) -> Tensor:
-        assert isinstance(state, Tensor)
+    def __call__(self, state: Tensor) -> Tensor:
         if self.form == "prox":
             return self.regulariser.prox(state, self.gamma)
         return state - self.gamma * self.regulariser.gradient(state)
 
     @property
-    def objective(self) -> Callable[[State], Tensor] | None:
+    def objective(self) -> Callable[[Tensor], Tensor] | None:
         """`γR(z)`, or `M¹_{γR}(z) = γR(p) + ½‖z - p‖²` at `p = prox_{γR}(z)`; gradient `z - T_R(z)`."""
         return None if self.regulariser.batch_coupled else self._added
 
-    def _added(self, state: State) -> Tensor:
-        assert isinstance(state, Tensor)
+    def _added(self, state: Tensor) -> Tensor:
         if self.form == "gradient":
             return self.gamma * self.regulariser.value(state)
         p = self(state)
         return self.gamma * self.regulariser.value(p) + 0.5 * squared_norm(state - p)
 
-    def contraction(self, state: State | None = None) -> Certificate:
+    def contraction(self, state: Tensor | None = None) -> Certificate:
         """The Lipschitz constant of the step, from the bounds on the curvature of `R`."""
         curvature, kind, assumptions = self.regulariser.curvature, "bound", ()
         if curvature is None:
@@ -149,12 +147,11 @@ class StepEquation(Equation):
             raise ConfigError(f"No Lipschitz bound is known: {bound.assumptions[0]}")
         return 0.0, bound.value.max().item()
 
-    def linearize(self, state: State) -> Linearization:
-        assert isinstance(state, Tensor)
+    def linearize(self, state: Tensor) -> Linearization[Tensor]:
         return _StepLinearization(self, state)
 
 
-class _StepLinearization(Linearization):
+class _StepLinearization(Linearization[Tensor]):
     """`I - γ∇²R`, or the derivative of the prox: symmetric."""
 
     def __init__(self, equation: StepEquation, state: Tensor) -> None:
@@ -166,12 +163,11 @@ class _StepLinearization(Linearization):
     def image(self) -> Tensor:
         return self._image.detach()
 
-    def vjp(self, cotangent: State) -> Tensor:
-        assert isinstance(cotangent, Tensor)
+    def vjp(self, cotangent: Tensor) -> Tensor:
         return torch.autograd.grad(self._image, self._state, cotangent, retain_graph=True)[0]
 
-    def jvp(self, tangent: State) -> Tensor:
+    def jvp(self, tangent: Tensor) -> Tensor:
         return self.vjp(tangent)
 
-    def pullback(self, cotangent: State) -> Gradients:
+    def pullback(self, cotangent: Tensor) -> Gradients:
         return ()

@@ -43,7 +43,7 @@ class WideOptEq(EquilibriumMap):
 
 
 @dataclass(frozen=True, eq=False)
-class MeanEquation(Equation):
+class MeanEquation(Equation[Tensor]):
     """`z = (1/L) Σ T_i(z)` for proximal operators `T_i`; so is their mean."""
 
     units: tuple[OptEqEquation, ...]
@@ -52,21 +52,21 @@ class MeanEquation(Equation):
     def structure(self) -> str:
         return "proximal"
 
-    def initial(self) -> State:
+    def initial(self) -> Tensor:
         return self.units[0].initial()
 
     def first_iterate(self) -> Tensor:
         return _mean([unit.first_iterate() for unit in self.units])
 
-    def __call__(self, state: State) -> Tensor:
+    def __call__(self, state: Tensor) -> Tensor:
         return _mean([unit(state) for unit in self.units])
 
     @property
-    def objective(self) -> Callable[[State], Tensor]:
+    def objective(self) -> Callable[[Tensor], Tensor]:
         """`(1/L) Σ Q_i(z)`, the objective of Theorem 3 divided by `L`; its gradient is `z - T(z)`."""
         return lambda state: _mean([unit.objective(state) for unit in self.units])
 
-    def contraction(self, state: State | None = None) -> Certificate:
+    def contraction(self, state: Tensor | None = None) -> Certificate:
         """The mean of the units' bounds."""
         bounds = [unit.contraction(state) for unit in self.units]
         return combined(bounds, _mean([bound.value for bound in bounds]))
@@ -77,11 +77,11 @@ class MeanEquation(Equation):
         pushed, pulled = (sum(column) / len(rows) for column in zip(*rows, strict=True))
         return pushed, pulled
 
-    def linearize(self, state: State) -> Linearization:
+    def linearize(self, state: Tensor) -> Linearization[Tensor]:
         return _MeanLinearization([unit.linearize(state) for unit in self.units])
 
 
-class _MeanLinearization(Linearization):
+class _MeanLinearization(Linearization[Tensor]):
     """`J = (1/L) Σ J_i`: symmetric, positive semidefinite."""
 
     def __init__(self, parts: list[OptEqLinearization]) -> None:
@@ -92,17 +92,16 @@ class _MeanLinearization(Linearization):
         return _mean([part.image for part in self._parts])
 
     @property
-    def symmetric(self) -> SymmetricForm | None:
+    def symmetric(self) -> SymmetricForm[Tensor] | None:
         return symmetric_psd(self.jvp)
 
-    def jvp(self, tangent: State) -> Tensor:
+    def jvp(self, tangent: Tensor) -> Tensor:
         return _mean([part.jvp(tangent) for part in self._parts])
 
-    def vjp(self, cotangent: State) -> Tensor:
+    def vjp(self, cotangent: Tensor) -> Tensor:
         return self.jvp(cotangent)
 
-    def pullback(self, cotangent: State) -> Gradients:
-        assert isinstance(cotangent, Tensor)
+    def pullback(self, cotangent: Tensor) -> Gradients:
         share = cotangent / len(self._parts)
         gradients: Gradients = ()
         for part in self._parts:
