@@ -78,7 +78,7 @@ def has_branches(network: nn.Module, images: Tensor) -> TypeGuard[ImageClassifie
     if not isinstance(network, ImageClassifier) or not isinstance(network.body, EquilibriumLayer):
         return False
     equation = network.body.bind(network.stem(images[:1]))
-    return equation.has_energy and isinstance(equation.initial(), tuple)
+    return equation.objective is not None and isinstance(equation.initial(), tuple)
 
 
 @torch.no_grad()
