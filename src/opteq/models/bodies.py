@@ -21,6 +21,7 @@ from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.kernel import KernelMap
+from opteq.maps.kernelbranches import KernelMOptEq
 from opteq.maps.multibranch import MOptEq
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.parallel import Parallel
@@ -32,7 +33,9 @@ from opteq.objectives.regularisers import Regulariser
 from opteq.operators.base import LinearOperator
 from opteq.operators.compose import Compose, DepthwiseSeparableConv2d
 from opteq.operators.conv import Conv2d
+from opteq.operators.norms.base import NormControl
 from opteq.operators.resample import AveragePool
+from opteq.operators.starts import Start
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import Solver
 
@@ -67,7 +70,9 @@ class Unit(Equilibrium):
             before its convolution; 1 unless given.
         activation: name of an activation in `opteq.activations`, or an object.
         bias: whether there is a `b`.
-        max_norm: ceiling on every `‖W‖₂`, or None.
+        max_norm: ceiling `ζ` on every `‖W‖₂`, or None.
+        norm: the way that it is kept; `Ceiling()` unless given.
+        weight_start: the initial values of `W`; `UniformStart()` unless given.
         methods: `solver` and `gradient`, see `Equilibrium`.
 
     Raises:
@@ -82,9 +87,12 @@ class Unit(Equilibrium):
         activation: str | Activation = "relu",
         bias: bool = True,
         max_norm: float | None = 0.97,
+        norm: NormControl | None = None,
+        weight_start: Start | None = None,
         **methods: Any,
     ) -> None:
-        unit = _unit(known("channels", channels), activation, bias, max_norm)
+        weight = _weights(norm, weight_start)
+        unit = _unit(known("channels", channels), weight, activation, bias, max_norm)
         super().__init__(_single_or_parallel(unit, hidden, reductions), **methods)
 
 
@@ -103,7 +111,7 @@ class Coupled(Equilibrium):
         kernel: `"linear"`, `"polynomial"` or `"sigmoid"`.
         perturbation: size `ε` of the perturbations that strengthen the training, 0 for none.
         sweep: `"jacobi"` or `"gauss-seidel"`, see `MOptEq`.
-        activation, bias: see `Unit`.
+        activation, bias, norm, weight_start: see `Unit`.
         max_norm: ceiling on every `‖W_i‖₂`, or None; for kernel maps their `ζ`.
         methods: `solver` and `gradient`, see `Equilibrium`.
 
@@ -124,20 +132,23 @@ class Coupled(Equilibrium):
         activation: str | Activation = "relu",
         bias: bool = False,
         max_norm: float | None = 0.85,
+        norm: NormControl | None = None,
+        weight_start: Start | None = None,
         **methods: Any,
     ) -> None:
-        state = known("channels", channels)
+        state, weight = known("channels", channels), _weights(norm, weight_start)
 
         def kernel_map(n: int, reduction: int) -> KernelMap:
             # Here `W y` is the state that is coupled.
-            return KernelMap(
-                _weight(n, state), _injection(state, n, reduction), kernel, True, activation, bias, max_norm
-            )
+            W, U = weight(n, state), _injection(state, n, reduction)
+            return KernelMap(W, U, kernel, True, activation, bias, max_norm)
 
-        unit = _unit(state, activation, bias, max_norm)
-        units = _branches(unit if kernel == "linear" else kernel_map, hidden, reductions)
-        coupling = HeritageDiversity() if coupling is None else coupling
-        super().__init__(MOptEq(units, coupling, sweep, perturbation), **methods)  # type: ignore[arg-type]
+        if kernel == "linear":
+            units = _branches(_unit(state, weight, activation, bias, max_norm), hidden, reductions)
+            coupled = MOptEq(units, coupling, sweep, perturbation)
+        else:
+            coupled = KernelMOptEq(_branches(kernel_map, hidden, reductions), coupling, sweep, perturbation)
+        super().__init__(coupled, **methods)
 
 
 class Gaussian(Equilibrium):
@@ -152,7 +163,7 @@ class Gaussian(Equilibrium):
             kernel on whole samples.
         patch_hidden: columns of the patch projections `W_h`.
         gamma: a positive number or `"adaptive"`.
-        activation, bias, max_norm: see `Unit`.
+        activation, bias, max_norm, norm, weight_start: see `Unit`.
         methods: `solver` and `gradient`, see `Equilibrium`.
 
     Raises:
@@ -171,13 +182,15 @@ class Gaussian(Equilibrium):
         activation: str | Activation = "relu",
         bias: bool = False,
         max_norm: float | None = 0.97,
+        norm: NormControl | None = None,
+        weight_start: Start | None = None,
         **methods: Any,
     ) -> None:
-        state = known("channels", channels)
+        state, weight = known("channels", channels), _weights(norm, weight_start)
         patches = None if patch_size is None else Patches(patch_channels, patch_size)
 
         def kernel_map(n: int, reduction: int) -> GaussianMap:
-            W, U = _weight(state, n), _injection(state, n, reduction)
+            W, U = weight(state, n), _injection(state, n, reduction)
             return GaussianMap(W, U, patches, patch_hidden, gamma, False, activation, bias, max_norm)
 
         super().__init__(_single_or_parallel(kernel_map, hidden, reductions), **methods)
@@ -191,7 +204,7 @@ class Kernel(Equilibrium):
         hidden: channels of `W y`; a list has one number per branch.
         reductions: see `Unit`.
         kernel: `"linear"`, `"polynomial"` or `"sigmoid"`.
-        activation, bias: see `Unit`.
+        activation, bias, norm, weight_start: see `Unit`.
         max_norm: the ceiling `ζ` of `KernelMap`, or None.
         methods: `solver` and `gradient`, see `Equilibrium`.
 
@@ -209,12 +222,14 @@ class Kernel(Equilibrium):
         activation: str | Activation = "relu",
         bias: bool = False,
         max_norm: float | None = 0.97,
+        norm: NormControl | None = None,
+        weight_start: Start | None = None,
         **methods: Any,
     ) -> None:
-        state = known("channels", channels)
+        state, weight = known("channels", channels), _weights(norm, weight_start)
 
         def kernel_map(n: int, reduction: int) -> KernelMap:
-            W, U = _weight(state, n), _injection(state, state, reduction)
+            W, U = weight(state, n), _injection(state, state, reduction)
             return KernelMap(W, U, kernel, True, activation, bias, max_norm)
 
         super().__init__(_single_or_parallel(kernel_map, hidden, reductions), **methods)
@@ -238,7 +253,7 @@ class Deep(Equilibrium):
         regulariser: `R` in the hidden objective, or None.
         gamma: weight `γ` of the regulariser.
         form: `"gradient"` or `"prox"`, see `Regularised`.
-        activation, bias, max_norm: see `Unit`.
+        activation, bias, max_norm, norm, weight_start: see `Unit`.
         methods: `solver` and `gradient`, see `Equilibrium`.
 
     Raises:
@@ -259,13 +274,15 @@ class Deep(Equilibrium):
         activation: str | Activation = "relu",
         bias: bool = True,
         max_norm: float | None = 0.97,
+        norm: NormControl | None = None,
+        weight_start: Start | None = None,
         **methods: Any,
     ) -> None:
-        if operator not in _OPERATORS:
-            raise ConfigError(f"Expected `operator` to be one of {', '.join(_OPERATORS)}, got {operator!r}.")
-        make, state = _OPERATORS[operator], known("channels", channels)
+        state, weight = known("channels", channels), _weights(norm, weight_start, operator)
+        injection = _weights(None, None, operator)
         units = [
-            OptEqUnit(make(state, n), make(state, n), activation, bias, max_norm=max_norm) for n in hidden
+            OptEqUnit(weight(state, n), injection(state, n), activation, bias, max_norm=max_norm)
+            for n in hidden
         ]
         deep = DeepOptEq(units, alpha, learn_alpha, start)
         equilibrium_map = deep if regulariser is None else Regularised(deep, regulariser, gamma, form)
@@ -283,8 +300,26 @@ class Stack(nn.Sequential):
         super().__init__(*bodies)
 
 
-def _weight(channels: int, hidden: int) -> LinearOperator:
-    return Conv2d(channels, hidden, 3)
+def _weights(
+    norm: NormControl | None, start: Start | None, operator: str = "conv"
+) -> Callable[[int, int], LinearOperator]:
+    """What makes operators, from input to output channels, whose norm is kept in the way `norm`."""
+
+    def separable(channels: int, hidden: int, size: int = 3, multiplier: int = 1) -> LinearOperator:
+        return DepthwiseSeparableConv2d(channels, hidden, size, multiplier, norm, start)
+
+    match operator:
+        case "conv":
+            return lambda channels, hidden: Conv2d(channels, hidden, 3, 1, norm, start)
+        case "separable":
+            return separable
+        case "double-separable":
+            return lambda channels, hidden: Compose(
+                separable(channels, hidden, 5, 2), separable(hidden, hidden)
+            )
+    raise ConfigError(
+        f"Expected `operator` to be one of conv, separable, double-separable, got {operator!r}."
+    )
 
 
 def _injection(channels: int, hidden: int, reduction: int) -> LinearOperator:
@@ -292,23 +327,15 @@ def _injection(channels: int, hidden: int, reduction: int) -> LinearOperator:
     return convolution if reduction == 1 else Compose(AveragePool(channels, reduction), convolution)
 
 
-def _separable(channels: int, hidden: int) -> LinearOperator:
-    return DepthwiseSeparableConv2d(channels, hidden, 3)
-
-
-def _double_separable(channels: int, hidden: int) -> LinearOperator:
-    wide = DepthwiseSeparableConv2d(channels, hidden, 5, multiplier=2)
-    return Compose(wide, DepthwiseSeparableConv2d(hidden, hidden, 3))
-
-
-_OPERATORS = {"conv": _weight, "separable": _separable, "double-separable": _double_separable}
-
-
 def _unit(
-    channels: int, activation: str | Activation, bias: bool, max_norm: float | None
+    channels: int,
+    weight: Callable[[int, int], LinearOperator],
+    activation: str | Activation,
+    bias: bool,
+    max_norm: float | None,
 ) -> Callable[[int, int], OptEqUnit]:
     def unit(hidden: int, reduction: int) -> OptEqUnit:
-        W, U = _weight(channels, hidden), _injection(channels, hidden, reduction)
+        W, U = weight(channels, hidden), _injection(channels, hidden, reduction)
         return OptEqUnit(W, U, activation, bias, max_norm=max_norm)
 
     return unit
