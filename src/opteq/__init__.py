@@ -1,5 +1,6 @@
 """Optimization-induced equilibrium models for PyTorch."""
 
+from opteq import native
 from opteq.gradients.implicit import Implicit
 from opteq.gradients.onestep import OneStep
 from opteq.gradients.phantom import Phantom
@@ -96,6 +97,7 @@ __all__ = [
     "certify",
     "from_feedforward",
     "keep_freed_memory",
+    "native",
     "robust_radius",
     "solve_log",
 ]
@@ -110,3 +112,7 @@ def __getattr__(name: str) -> object:
 
         return load
     raise AttributeError(f"module 'opteq' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__", "load"]
