@@ -138,7 +138,20 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
             )
         return tuple(operator for unit in self.units for operator in unit.injections)
 
-    def bind_units(self, x: State, error: float) -> tuple[list[Equation], tuple[Tensor, ...]]:
+    def bind(self, x: State, error: float = 0.0) -> Equation:
+        return self.coupled(*self._bind_units(x, error), error)
+
+    @abstractmethod
+    def coupled(self, units: list[Equation], first: tuple[Tensor, ...], error: float) -> Equation:
+        """The equation of bound branches.
+
+        Args:
+            units: the equations of the branches.
+            first: the first iterate of each.
+            error: that is allowed to products, see `bind`.
+        """
+
+    def _bind_units(self, x: State, error: float) -> tuple[list[Equation], tuple[Tensor, ...]]:
         """The equations of the branches, the input perturbed in between, and the first iterate of each."""
         bound: list[Equation] = []
         seen = x

@@ -44,8 +44,7 @@ class KernelMOptEq(CoupledMap[KernelMap]):
     independent = False
     curvature = " + |k''|‖c‖²/n"
 
-    def bind(self, x: State, error: float = 0.0) -> KernelBranchesEquation:
-        units, first = self.bind_units(x, error)
+    def coupled(self, units: list[Equation], first: tuple[Tensor, ...], error: float) -> Equation:
         similarities, activations = [], []
         for unit in units:
             assert isinstance(unit, SimilarityEquation)

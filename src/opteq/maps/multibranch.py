@@ -46,8 +46,7 @@ class MOptEq(CoupledMap[OptEqUnit]):
 
     kind = OptEqUnit
 
-    def bind(self, x: State, error: float = 0.0) -> Equation:
-        units, first = self.bind_units(x, error)
+    def coupled(self, units: list[Equation], first: tuple[Tensor, ...], error: float) -> Equation:
         branches = ParallelEquation(tuple(units))
         if self.coupling is None:
             return branches

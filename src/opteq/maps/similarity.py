@@ -88,7 +88,8 @@ class SimilarityEquation(Equation[Tensor]):
         return replace(contraction, value=scaled_distance(factor, self(state), state))
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
-        return self.similarity.rates(self.activation, next(pushes))[0], self.contraction().value.max().item()
+        push, _ = self.similarity.rates(self.activation, next(pushes), everywhere=True)
+        return push, self.contraction().value.max().item()
 
     def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
         push, pull = self.similarity.rates(self.activation, next(pushes))

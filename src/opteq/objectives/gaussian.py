@@ -96,7 +96,7 @@ class GaussianSimilarity(Similarity):
         bound = self.hessian_bound()
         return replace(bound, value=CONCAVITY * bound.value)
 
-    def rates(self, activation: Activation, push: float) -> tuple[float, float]:
+    def rates(self, activation: Activation, push: float, everywhere: bool = False) -> tuple[float, float]:
         """`(L_σ s‖W_h‖²‖U‖, 2e^{-3/2}L_σs²‖W_h‖²)` with `s = ‖W‖`, and more for an adaptive `γ`.
 
         Slopes `D` of the activation in `[0, L_σ]` give `dy = D^½(I + D^½WᵀAWD^½)⁻¹D^½WᵀA dc` with

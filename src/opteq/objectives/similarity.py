@@ -73,12 +73,14 @@ class Similarity(HoldsTensors, ABC):
         """`(batch,)` bound on the largest eigenvalue of `∇²S` over all states."""
         return self.hessian_bound()
 
-    def rates(self, activation: Activation, push: float) -> tuple[float, float]:
+    def rates(self, activation: Activation, push: float, everywhere: bool = False) -> tuple[float, float]:
         """`(a, q)` for which `a / (1 - q)` is a Lipschitz constant of `x ↦ y*` for any `σ` like `activation`.
 
         Args:
             activation: `σ`.
             push: a Lipschitz constant of `x ↦ c`.
+            everywhere: whether `a` has to be a Lipschitz constant of `x ↦ σ(∇S(y))` at every state `y`, and
+                not only at equilibria.
 
         Raises:
             ConfigError: where none is known.

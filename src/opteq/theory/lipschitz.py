@@ -46,6 +46,7 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: State) -> Certificate:
         NonFiniteError: for weights that are NaN or infinite.
     """
     expect_module(map)
+    expect_no_hooks(map)
     example = _example(x)
     pushes = [_bound(operator, example) for operator in _injections(map)]
     value = map.bind(example).equilibrium_lipschitz(iter(pushes))
@@ -57,7 +58,7 @@ def _injections(map: EquilibriumMap) -> tuple[nn.Module, ...]:
     for part in map.modules():
         if isinstance(part, EquilibriumMap):
             binds, says = (_definer(type(part), name) for name in ("bind", "injections"))
-            if not issubclass(says, binds):
+            if "bind" in vars(part) or not issubclass(says, binds):
                 raise ConfigError(
                     f"{binds.__name__} overrides `bind`, so that the bound of {says.__name__} need not hold"
                     " for it; give it `injections` of its own, the modules that read `x`."
@@ -136,6 +137,7 @@ def lipschitz_bound(module: nn.Module, x: Tensor) -> Certificate:
         NonFiniteError: for weights that are NaN or infinite.
     """
     expect_module(module)
+    expect_no_hooks(module)
     value = torch.tensor(_bound(module, _example(x)), dtype=torch.float64)
     return Certificate(value, "bound", ("Inputs are shaped like `x`.",))
 
@@ -189,6 +191,19 @@ def _bound(module: nn.Module, x: Any) -> float:
         x = stage(x)
     check_stages(module, first, x)
     return value
+
+
+def expect_no_hooks(module: nn.Module) -> None:
+    """Raise a `ConfigError` if a forward hook may change what a part of `module` computes.
+
+    Forward pre-hooks of opteq's operators are run when these are bound, and cannot change an input there.
+    """
+    for name, part in module.named_modules():
+        if part._forward_hooks or (part._forward_pre_hooks and not isinstance(part, LinearOperator)):
+            raise ConfigError(
+                f"{name or type(part).__name__} has a forward hook, which may change what it computes: no"
+                " bound holds; remove the hook, as `torch.nn.utils.remove_weight_norm` does its own."
+            )
 
 
 def _stage_bound(stage: nn.Module, x: Tensor) -> float:
