@@ -20,7 +20,6 @@ from opteq.maps.parallel import Parallel
 from opteq.maps.regularised import Regularised
 from opteq.maps.skip import MoreauSkip
 from opteq.maps.wide import WideOptEq
-from opteq.memory import keep_freed_memory
 from opteq.models.converter import from_feedforward
 from opteq.objectives.batch_regularisers import HSIC, Decorrelation, RandomFeatureHSIC
 from opteq.objectives.coupling import HeritageDiversity
@@ -42,6 +41,7 @@ from opteq.solvers.broyden import Broyden
 from opteq.solvers.nesterov import Nesterov
 from opteq.solvers.picard import Picard
 from opteq.solvers.sam import SAM
+from opteq.system.memory import keep_freed_memory
 from opteq.theory.certificates import certify
 from opteq.theory.robustness import robust_radius
 

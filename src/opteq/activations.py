@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError
-from opteq.slopes import PositivePart, Slopes
+from opteq.tensors.slopes import PositivePart, Slopes
 
 
 class Activation(ABC):

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
-from opteq.held import HoldsTensors
-from opteq.operators.lanczos import extreme_ritz_values
 from opteq.results import Certificate, S, State, distance, like, map_state, tensors_of
+from opteq.tensors.held import HoldsTensors
+from opteq.tensors.lanczos import extreme_ritz_values
 
 Gradients = tuple[Tensor | None, ...]
 

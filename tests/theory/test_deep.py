@@ -14,8 +14,8 @@ from opteq.maps.multiblock import MultiBlockEquation
 from opteq.maps.optequnit import OptEqEquation
 from opteq.maps.skip import SkipEquation
 from opteq.theory.closed_form import closed_form_objective
-from opteq.theory.theorem2 import corollary1_objective, theorem2_residual
 from opteq.theory.envelope import Envelope
+from opteq.theory.theorem2 import corollary1_objective, theorem2_residual
 from tests.conformance.reference import random
 from tests.maps.problems import EXACT, STATE, dense_unit, equilibrium, inputs, mixed_units
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opteq.errors import ConfigError
-from opteq.files import write_beside
+from opteq.system.files import write_beside
 
 
 class Stored:

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError, ShapeError
-from opteq.held import CONSTANT
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.results import Certificate, State
+from opteq.tensors.held import CONSTANT
 
 
 class AffineChange(EquilibriumMap):

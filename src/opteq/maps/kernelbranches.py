@@ -25,7 +25,7 @@ from opteq.maps.similarity import SimilarityEquation
 from opteq.objectives.coupling import Coupling
 from opteq.objectives.inner_product import InnerProductLinearization, InnerProductSimilarity
 from opteq.results import Certificate, State, combined, distance, tensors_of
-from opteq.slopes import Slopes
+from opteq.tensors.slopes import Slopes
 
 
 class KernelMOptEq(CoupledMap[KernelMap]):

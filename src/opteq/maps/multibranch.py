@@ -18,12 +18,12 @@ from opteq.equation import (
     largest_eigenvalue,
     room,
 )
-from opteq.held import CONSTANT
 from opteq.maps.coupled import CoupledMap
 from opteq.maps.optequnit import OptEqEquation, OptEqLinearization, OptEqUnit
 from opteq.maps.parallel import ParallelEquation
 from opteq.objectives.coupling import Coupling, CouplingLinearization
 from opteq.results import Certificate, State, distance, map_state, tensors_of
+from opteq.tensors.held import CONSTANT
 
 
 class MOptEq(CoupledMap[OptEqUnit]):

@@ -21,13 +21,13 @@ from opteq.equation import (
     symmetric_psd,
 )
 from opteq.errors import ConfigError
-from opteq.layouts import zero_state
 from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, expect_operator
 from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.options import is_number
 from opteq.results import Certificate, State
-from opteq.slopes import Slopes
+from opteq.tensors.layouts import zero_state
+from opteq.tensors.slopes import Slopes
 
 # Evaluations that a solve is counted on to take, where that decides how it is computed.
 _PRODUCTS = 8

@@ -10,13 +10,13 @@ from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients, Linearization
 from opteq.errors import ConfigError
-from opteq.held import CONSTANT
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.maps.chain import ChainEquation
 from opteq.objectives.batch_regularisers import BatchRegulariser
 from opteq.objectives.regularisers import Regulariser, squared_norm
 from opteq.options import is_number
 from opteq.results import Certificate, State
+from opteq.tensors.held import CONSTANT
 
 _FORMS = ("gradient", "prox")
 

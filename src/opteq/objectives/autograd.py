@@ -11,8 +11,8 @@ from torch.func import functional_call
 from opteq.equation import Gradients
 from opteq.errors import ConfigError, ShapeError
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
-from opteq.operators.lanczos import extreme_ritz_values
 from opteq.results import Certificate
+from opteq.tensors.lanczos import extreme_ritz_values
 
 _LANCZOS_STEPS = 30
 

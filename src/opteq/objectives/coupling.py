@@ -11,11 +11,11 @@ from torch import Tensor
 
 from opteq.equation import Gradients
 from opteq.errors import ConfigError
-from opteq.held import HoldsTensors
 from opteq.native.packed import multiply_each
 from opteq.objectives.ring import End, Junction, Ring
 from opteq.options import require, strict_options
 from opteq.results import State, sample_sums, tensors_of
+from opteq.tensors.held import HoldsTensors
 
 
 @strict_options

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from opteq.activations import Activation
 from opteq.equation import Gradients
-from opteq.layouts import zero_state
 from opteq.native.forces import force_in_place, response_in_place
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.bound import BoundOperator
 from opteq.results import Certificate
+from opteq.tensors.layouts import zero_state
 
 ADAPTIVE_NUMERATOR = 0.2
 """`γM` under the adaptive rule: the largest patch weight at the start is `e^{-0.2} = 0.82`."""

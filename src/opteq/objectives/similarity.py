@@ -13,8 +13,8 @@ from torch import Tensor
 from opteq.activations import Activation
 from opteq.equation import Gradients
 from opteq.errors import ConfigError
-from opteq.held import HoldsTensors
 from opteq.results import Certificate
+from opteq.tensors.held import HoldsTensors
 
 
 class SimilarityLinearization(ABC):

@@ -11,8 +11,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from opteq.operators.lanczos import largest_eigenvalue_bound
 from opteq.operators.norms.base import Weights
+from opteq.tensors.lanczos import largest_eigenvalue_bound
 
 # Side of the largest matrix that is factorised, some seconds on one core and half a gigabyte, and how many of
 # its rows are computed together.

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from opteq.data.facts import Facts
-from opteq.files import write_json
 from opteq.layer import EquilibriumLayer
 from opteq.models.loading import ModelCard
+from opteq.system.files import write_json
 from opteq.training.taskscores import SCORES
 
 SUMMARY = "summary.json"
