@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opteq.maps.similarity import SimilarityEquation
+from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.similarity import Similarity
 from tests.conformance.instances import ESTIMATED_MAPS, MAPS, STEEP_MAPS, MapCase
 from tests.conformance.reference import jacobian, random, spectral_norm

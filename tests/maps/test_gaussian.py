@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, Patches
 from opteq.errors import ConfigError, ShapeError
-from opteq.maps.similarity import SimilarityEquation
-from opteq.objectives.gaussian import GaussianSimilarity
+from opteq.maps.similarityequation import SimilarityEquation
+from opteq.objectives.gaussiansimilarity import GaussianSimilarity
 from tests.conformance.instances import MAPS, seeded
 from tests.conformance.reference import random
 

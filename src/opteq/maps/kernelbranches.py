@@ -21,7 +21,7 @@ from opteq.equation import (
 from opteq.errors import ConfigError
 from opteq.maps.coupled import CoupledMap
 from opteq.maps.kernel import KernelMap
-from opteq.maps.similarity import SimilarityEquation
+from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.coupling import Coupling
 from opteq.objectives.inner_product import InnerProductLinearization, InnerProductSimilarity
 from opteq.results import Certificate, State, combined, distance, tensors_of

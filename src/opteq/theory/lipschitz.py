@@ -15,7 +15,7 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.base import EquilibriumMap, Injection
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.optequnit import OptEqEquation, OptEqUnit
-from opteq.objectives.gaussian import GaussianSimilarity
+from opteq.objectives.gaussiansimilarity import GaussianSimilarity
 from opteq.objectives.patches import WholeSample
 from opteq.operators.base import LinearOperator
 from opteq.operators.conv import circular_norm
