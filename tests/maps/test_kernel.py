@@ -70,7 +70,7 @@ def test_the_linear_kernel_is_optequs_model_in_the_state_y():
     unit = OptEqUnit(Dense(5, 4), module.injection.operator, bias=False, max_norm=None).double()
     x = random(6, 3)
     with torch.no_grad():
-        (W,) = module.bind(x).similarity.weights
+        (W,) = module.bind(x).similarity.W.tensors
         unit.W.weight.copy_(W.mT)
         unit.norm_checked = True
     y = EquilibriumLayer(module, EXACT)(x)
