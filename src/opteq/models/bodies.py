@@ -143,6 +143,7 @@ class Coupled(Equilibrium):
             W, U = weight(n, state), _injection(state, n, reduction)
             return KernelMap(W, U, kernel, True, activation, bias, max_norm)
 
+        coupling = HeritageDiversity() if coupling is None else coupling
         if kernel == "linear":
             units = _branches(_unit(state, weight, activation, bias, max_norm), hidden, reductions)
             coupled = MOptEq(units, coupling, sweep, perturbation)
