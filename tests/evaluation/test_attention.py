@@ -13,7 +13,7 @@ def by_hand(branch, x, y):
     """Mean weight of the patches at every place, from the definition."""
     c = branch.injection(x)
     equation = branch.bind(x)
-    rest = (c - branch.W.matvec(equation.similarity.weights, y)).detach()
+    rest = (c - equation.similarity.W(y)).detach()
     gram, gamma = equation.similarity.gram.detach(), equation.similarity.gamma.detach()
     size, group = branch.patches.size, branch.patches.channels
     batch, channels, height, width = rest.shape
