@@ -33,7 +33,7 @@ def branch_classifier(
 ):
     """A body of branches behind stem and head of the papers, with nothing normalised after the stem."""
     reductions = (1, 2, 4, 8)[: len(hidden)] if reductions is None else reductions
-    body = body(channels, hidden, reductions, **({"bias": False} | options))
+    body = body(channels, hidden, reductions=reductions, **({"bias": False} | options))
     stem = ConvStem(in_channels, channels, downsamplings, widths)
     head = Head(channels, classes, len(hidden), fusion, norm=False, pool=pool, dropout=dropout)
     return ImageClassifier(stem, body, head)

@@ -41,7 +41,7 @@ def test_weights_of_the_patches_at_the_equilibrium():
 @pytest.mark.spec("R6.6")
 def test_branches_are_spread_over_the_finest_one():
     torch.manual_seed(0)
-    layer = Gaussian(4, (4, 4), (2, 1), patch_channels=2, patch_hidden=3).double()
+    layer = Gaussian(4, (4, 4), reductions=(2, 1), patch_channels=2, patch_hidden=3).double()
     features = torch.randn(2, 4, 8, 8, dtype=torch.float64)
     z = layer(features)
     attention = patch_attention(layer.bind(features), z).detach().numpy()

@@ -121,7 +121,7 @@ def test_the_deep_presets_have_the_published_sizes(hidden, expected, printed):
 
 
 def table6(backbone, operator, units, classes=1000, **options):
-    body = Deep(512, [512] * units, operator, **options)
+    body = Deep(512, [512] * units, operator=operator, **options)
     return ImageClassifier(ResNetStem(3, backbone), body, ResNetHead(512, classes))
 
 
@@ -291,15 +291,15 @@ def test_the_feed_forward_body_is_equation_1_with_as_many_parameters():
 
 def test_bad_input_is_refused():
     with pytest.raises(ConfigError, match="per branch, got 3 and 2"):
-        Unit(8, (4, 4, 4), (1, 2))
-    with pytest.raises(ConfigError, match="per branch, got 0 and 0"):
-        Unit(8, (), ())
+        Unit(8, (4, 4, 4), reductions=(1, 2))
+    with pytest.raises(ConfigError, match="at least one branch"):
+        Unit(8, ())
     with pytest.raises(ConfigError, match="are those of branches; give `hidden` as a list, got 4"):
-        Unit(8, 4, (1, 2))
+        Unit(8, 4, reductions=(1, 2))
     with pytest.raises(ConfigError, match="`channels` to be a whole number of at least 1, got None"):
         Unit(hidden=4)
     with pytest.raises(ConfigError, match=r"`factor` to be a whole number of at least 1, got 1\.5"):
-        Unit(8, (4, 4), (1, 1.5))
+        Unit(8, (4, 4), reductions=(1, 1.5))
     with pytest.raises(ConfigError, match=r"of which there is one.*add a branch"):
         Coupled(8, (4,))
     with pytest.raises(
@@ -315,7 +315,7 @@ def test_bad_input_is_refused():
     with pytest.raises(ConfigError, match=r"at least one layer of positive channels, got \[\]"):
         FeedForward(8, ())
     with pytest.raises(ShapeError, match=r"divisible by 2, got \(9, 9\)"):
-        Unit(3, (4, 4), (1, 2))(torch.randn(1, 3, 9, 9))
+        Unit(3, (4, 4), reductions=(1, 2))(torch.randn(1, 3, 9, 9))
     with pytest.raises(ShapeError, match=r"divisible by 8 and H, W by 2"):
         Gaussian(3, 8)(torch.randn(1, 3, 5, 5))
 

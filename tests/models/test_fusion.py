@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from opteq.errors import ConfigError, ShapeError
-from opteq.models.fusion import AverageFusion, ConvFusion, PooledFeatures, SumFusion, fusion_named, resample
+from opteq.models.fusion import Fusion, PooledFeatures, resample
 
 
 def branches(*sizes, channels=3, batch=2):
@@ -38,11 +38,11 @@ def test_resampling_averages_blocks_or_repeats_pixels_and_keeps_the_mean(size, w
 @pytest.mark.spec("R5.1")
 def test_sum_and_average_over_branches_of_different_sizes():
     z = branches(*SIZES)
-    fused = SumFusion()(z)
+    fused = Fusion("sum", 3, 3)(z)
     assert [f.shape for f in fused] == [z_i.shape for z_i in z]
     for f, size in zip(fused, SIZES, strict=True):
         np.testing.assert_allclose(f, sum(at_size(z_j, *size) for z_j in z), rtol=1e-4, atol=1e-5)
-    (average,) = AverageFusion()(z)
+    (average,) = Fusion("average", 3, 3)(z)
     np.testing.assert_allclose(average, fused[0].numpy() / 3, rtol=1e-5, atol=1e-6)
 
 
@@ -50,7 +50,7 @@ def test_sum_and_average_over_branches_of_different_sizes():
 def test_conv_fusion_has_a_convolution_per_pair():
     torch.manual_seed(0)
     z = branches((4, 4), (2, 2))
-    module = ConvFusion(2, 3)
+    module = Fusion("conv", 2, 3)
     assert sum(p.numel() for p in module.parameters()) == 4 * 9 * 3 * 3
     kernels = [[k.weight for k in module.kernels[:2]], [k.weight for k in module.kernels[2:]]]
     for f, z_i, row in zip(module(z), z, kernels, strict=True):
@@ -64,16 +64,17 @@ def test_conv_fusion_has_a_convolution_per_pair():
 def test_the_number_of_outputs_is_the_announced_one():
     z = branches((4, 4), (4, 4))
     for name in ("concat", "sum", "conv", "average"):
-        module, outputs = fusion_named(name, 2, 3)
-        assert len(module(z)) == outputs
-    assert fusion_named("concat", 2, 3)[0](z) is z
+        module = Fusion(name, 2, 3)
+        assert len(module(z)) == module.outputs
+    assert all(a is b for a, b in zip(Fusion("concat", 2, 3)(z), z, strict=True))
+    assert Fusion("concat", 2, 3).lipschitz(z) == 1
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ConfigError, match="`fusion` to be concat, sum, conv or average, got 'max'"):
-        fusion_named("max", 2, 3)
+    with pytest.raises(ConfigError, match="`fusion` to be one of concat, sum, conv, average, got 'max'"):
+        Fusion("max", 2, 3)
     with pytest.raises(ShapeError, match=r"sizes divide one another, got \(4, 4\) and \(6, 6\)"):
-        SumFusion()(branches((6, 6), (4, 4)))
+        Fusion("sum", 2, 3)(branches((6, 6), (4, 4)))
 
 
 def positive(stage):
@@ -90,13 +91,13 @@ def joined(z):
 @pytest.mark.parametrize(
     ("stage", "looseness"),
     [
-        (SumFusion(), 1e-9),
-        (AverageFusion(), 1e-9),
+        (Fusion("sum", 3, 2), 1e-9),
+        (Fusion("average", 3, 2), 1e-9),
         (PooledFeatures(1), 1e-9),
         (PooledFeatures(2), 1e-9),
-        (positive(ConvFusion(3, 2)), 0.5),
+        (positive(Fusion("conv", 3, 2)), 0.5),
     ],
-    ids=lambda v: type(v).__name__,
+    ids=lambda v: getattr(v, "kind", type(v).__name__),
 )
 def test_lipschitz_constants_against_the_dense_matrix(stage, looseness):
     torch.manual_seed(0)

@@ -75,7 +75,7 @@ def test_the_head_of_pixels_keeps_the_size():
 def test_bad_input_is_refused():
     with pytest.raises(ConfigError, match=r"`dropout` to be a probability from 0 to 1, got 2\.0"):
         Head(3, 4, dropout=2.0)
-    with pytest.raises(ConfigError, match="`fusion` to be concat, sum, conv or average"):
+    with pytest.raises(ConfigError, match="`fusion` to be one of concat, sum, conv, average"):
         Head(3, 4, fusion="max")
     for name in ("channels", "classes", "branches", "pool"):
         with pytest.raises(ConfigError, match=f"`{name}` to be a whole number of at least 1, got 0"):

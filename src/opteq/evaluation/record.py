@@ -15,8 +15,8 @@ from opteq.evaluation.branchstudy import STUDIED_SAMPLES, BranchRecord, study_br
 from opteq.evaluation.display import Normalization, displayable
 from opteq.evaluation.passes import Best, evaluating, refuse_non_finite
 from opteq.evaluation.scores import Reliability, confusion_matrix, reliability
-from opteq.evaluation.stored import Stored
-from opteq.evaluation.trace import Traces, trace
+from opteq.evaluation.stored import EvaluationRecord, solves_of
+from opteq.evaluation.trace import trace
 from opteq.layer import solve_log
 
 SHOWN_SAMPLES = 8
@@ -41,37 +41,25 @@ class Samples:
 
 
 @dataclass(frozen=True, slots=True)
-class TestRecord(Stored):
+class TestRecord(EvaluationRecord):
     """What a network did on a test set.
 
     Attributes:
-        class_names: one name per class.
         labels: `(samples,)` true classes.
         predictions: `(samples,)` predicted classes.
         confidences: `(samples,)` probability of the predicted class.
         ranks: `(samples,)` place of the true class among the sorted logits; 0 is right.
-        solves: number of equilibria solved (samples × equilibrium layers).
-        unconverged: how many of them did not reach their tolerance.
-        solver_steps_mean: steps per solve.
-        residual_max: largest relative residual left by a solve.
         right: rightly classified samples, drawn at random.
         mistakes: the most confident mistakes, the most confident first.
-        traces: iterations and equilibria of samples drawn at random.
         branches: how the branches of a multi-branch network relate, on samples drawn at random.
     """
 
-    class_names: tuple[str, ...]
     labels: NDArray[np.int64]
     predictions: NDArray[np.int64]
     confidences: NDArray[np.float32]
     ranks: NDArray[np.int64]
-    solves: int
-    unconverged: int
-    solver_steps_mean: float
-    residual_max: float
     right: Samples
     mistakes: Samples
-    traces: Traces
     branches: BranchRecord
 
     def accuracy(self, top: int = 1) -> float:
@@ -154,10 +142,7 @@ def evaluate(
         predictions=predictions,
         confidences=confidences,
         ranks=ranks,
-        solves=log.forward.samples,
-        unconverged=log.forward.unconverged,
-        solver_steps_mean=log.forward.steps_mean,
-        residual_max=log.forward.residual_max,
+        **solves_of(log),
         right=_samples(right, normalization),
         mistakes=_samples(mistakes, normalization),
         traces=traces,

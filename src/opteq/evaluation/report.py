@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from opteq import __version__
+from opteq.data.facts import Facts
 from opteq.evaluation.branchstudy import BranchRecord
-from opteq.evaluation.display import Normalization
 from opteq.evaluation.page import image, page, section, side_by_side
 from opteq.evaluation.record import TestRecord, evaluate
 from opteq.evaluation.scenerecord import SegmentationRecord, evaluate_scenes
@@ -26,22 +24,7 @@ from opteq.plots.samples import draw_samples
 from opteq.system.files import write_beside, write_file
 
 
-class EvaluationData(Protocol):
-    """What the report needs of a data module: its test set, ready to load."""
-
-    @property
-    def task(self) -> Literal["classification", "segmentation"]: ...
-
-    @property
-    def class_names(self) -> Sequence[str]: ...
-
-    @property
-    def normalization(self) -> Normalization: ...
-
-    def test_dataloader(self) -> Iterable[Sequence[Tensor]]: ...
-
-
-def write_report(run_dir: Path, network: nn.Module, datamodule: EvaluationData) -> Path:
+def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
     """Evaluate `network` on the test set and write what it does into the run's folder.
 
     Writes `record.npz` (all that the figures show), `report.html` (one self-contained page) and,
@@ -52,7 +35,7 @@ def write_report(run_dir: Path, network: nn.Module, datamodule: EvaluationData) 
     Args:
         run_dir: folder of the run.
         network: maps images to logits; evaluated where its parameters are.
-        datamodule: set up for its test stage.
+        data: the data, set up for the test stage.
 
     Returns:
         The path of `report.html`.
@@ -64,8 +47,8 @@ def write_report(run_dir: Path, network: nn.Module, datamodule: EvaluationData) 
     # Read first: a file that cannot be read should not cost a pass over the test set.
     summary = read_summary(run_dir / "summary.json")
     curves = training(run_dir / "metrics.csv")
-    test_set = (datamodule.test_dataloader(), datamodule.class_names, datamodule.normalization)
-    if datamodule.task == "segmentation":
+    test_set = (data.test_dataloader(), data.class_names, data.normalization)
+    if data.task == "segmentation":
         record = evaluate_scenes(network, *test_set, device)
         scores, results = _scene_scores(record), [_scenes(record)]
     else:

@@ -14,8 +14,8 @@ from opteq.errors import ConfigError, ShapeError
 from opteq.evaluation.display import Normalization, displayable
 from opteq.evaluation.passes import Best, evaluating, refuse_non_finite
 from opteq.evaluation.scores import confusion_matrix
-from opteq.evaluation.stored import Stored
-from opteq.evaluation.trace import Traces, trace
+from opteq.evaluation.stored import EvaluationRecord, solves_of
+from opteq.evaluation.trace import trace
 from opteq.layer import solve_log
 
 SHOWN_SCENES = 6
@@ -38,28 +38,16 @@ class Scenes:
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentationRecord(Stored):
+class SegmentationRecord(EvaluationRecord):
     """What a network did on a test set of scenes.
 
     Attributes:
-        class_names: one name per class.
         confusion: `(classes, classes)` pixels: row = true class, column = predicted class.
-        solves: number of equilibria solved (images × equilibrium layers).
-        unconverged: how many of them did not reach their tolerance.
-        solver_steps_mean: steps per solve.
-        residual_max: largest relative residual left by a solve.
         scenes: test images drawn at random.
-        traces: iterations and equilibria of the first of them.
     """
 
-    class_names: tuple[str, ...]
     confusion: NDArray[np.int64]
-    solves: int
-    unconverged: int
-    solver_steps_mean: float
-    residual_max: float
     scenes: Scenes
-    traces: Traces
 
     @property
     def intersection_over_union(self) -> NDArray[np.float64]:
@@ -134,10 +122,7 @@ def evaluate_scenes(
     return SegmentationRecord(
         class_names=names,
         confusion=confusion,
-        solves=log.forward.samples,
-        unconverged=log.forward.unconverged,
-        solver_steps_mean=log.forward.steps_mean,
-        residual_max=log.forward.residual_max,
+        **solves_of(log),
         scenes=Scenes(
             displayable(images, normalization), labels.short().numpy(), predictions.short().numpy()
         ),

@@ -4,33 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from opteq.errors import ConfigError
 from opteq.evaluation.metrics import read_curves
 from opteq.evaluation.page import folded, image, missing, section, tiles
+from opteq.evaluation.stored import EvaluationRecord
 from opteq.evaluation.trace import Traces
 from opteq.plots.convergence import draw_convergence
 from opteq.plots.equilibria import draw_equilibria
 from opteq.plots.patchweights import draw_attention
 from opteq.plots.training import draw_training
 from opteq.system.files import read_json
-
-
-class Solves(Protocol):
-    """How the solves of a pass over a test set went."""
-
-    @property
-    def solves(self) -> int: ...
-
-    @property
-    def unconverged(self) -> int: ...
-
-    @property
-    def solver_steps_mean(self) -> float: ...
-
-    @property
-    def residual_max(self) -> float: ...
 
 
 def read_summary(path: Path) -> dict[str, Any]:
@@ -56,14 +41,12 @@ _TILES: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def headline(summary: Mapping[str, Any], scores: Mapping[str, float], solves: Solves) -> str:
+def headline(summary: Mapping[str, Any], scores: Mapping[str, float], record: EvaluationRecord) -> str:
     """The numbers of the summary, and those of the record that the summary lacks."""
     known: dict[str, Any] = dict(scores)
-    if solves.solves:
+    if record.solves:
         known |= {
-            "solver_steps_mean": solves.solver_steps_mean,
-            "residual_max": solves.residual_max,
-            "unconverged": solves.unconverged,
+            name: getattr(record, name) for name in ("solver_steps_mean", "residual_max", "unconverged")
         }
     known |= {key: value for key, value in summary.items() if value is not None}
     numbers = []

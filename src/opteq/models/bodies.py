@@ -8,7 +8,7 @@ make a body with `Equilibrium` or `opteq.EquilibriumLayer`, explicit networks ar
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import nn
 
@@ -39,7 +39,8 @@ from opteq.operators.starts import Start
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import Solver
 
-M = TypeVar("M", bound=EquilibriumMap)
+Make = Callable[[int, int], LinearOperator]
+"""Makes an operator from input and output channels."""
 
 
 class Equilibrium(EquilibriumLayer):
@@ -60,234 +61,236 @@ class Equilibrium(EquilibriumLayer):
         super().__init__(map, solver, gradient, on_unconverged="count")
 
 
-class Unit(Equilibrium):
-    """The OptEq unit `z = Wᵀσ(W z + U g(x) + b)`, or several in parallel (POptEq, Li et al. 2022, §A.1).
+class Convolutional(Equilibrium):
+    """Equilibria of maps of convolutions: of one map, or of several that are joined to one.
 
     Args:
-        channels: channels of every state `z`.
-        hidden: channels of `W z`; a list has one number per branch.
-        reductions: by what the size of each branch is smaller than that of the features, which `U` averages
+        make: gives a map from the channels of its state, its hidden channels, what makes its `W` and its `U`
+            from input and output channels, and `activation`, `bias` and `max_norm`.
+        join: makes one map of those of a list.
+        channels: channels of every state.
+        hidden: hidden channels of the map; a list has one number per map.
+        reductions: by what the size of each state is smaller than that of the features, which `U` averages
             before its convolution; 1 unless given.
+        operator: what `W` and `U` are: `"conv"`, 3×3 convolutions; `"separable"`, 3×3 depthwise, 1×1;
+            `"double-separable"`, 5×5 depthwise with two filters per channel, 1×1, 3×3 depthwise, 1×1.
         activation: name of an activation in `opteq.activations`, or an object.
-        bias: whether there is a `b`.
+        bias: whether the injections have a bias.
         max_norm: ceiling `ζ` on every `‖W‖₂`, or None.
         norm: the way that it is kept; `Ceiling()` unless given.
         weight_start: the initial values of `W`; `UniformStart()` unless given.
         methods: `solver` and `gradient`, see `Equilibrium`.
 
     Raises:
-        ConfigError: if `hidden` and `reductions` differ in length, or numbers are out of range.
+        ConfigError: if `hidden` and `reductions` differ in length, for an unknown operator, or numbers out of
+            range.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., EquilibriumMap],
+        join: Callable[[list[Any]], EquilibriumMap],
+        channels: int | None,
+        hidden: int | Sequence[int],
+        reductions: Sequence[int] | None = None,
+        operator: str = "conv",
+        activation: str | Activation = "relu",
+        bias: bool = False,
+        max_norm: float | None = 0.97,
+        norm: NormControl | None = None,
+        weight_start: Start | None = None,
+        **methods: Any,
+    ) -> None:
+        state = known("channels", channels)
+
+        def made(n: int, reduction: int) -> EquilibriumMap:
+            def weight(inputs: int, outputs: int) -> LinearOperator:
+                return _convolution(operator, inputs, outputs, norm, weight_start)
+
+            def injection(inputs: int, outputs: int) -> LinearOperator:
+                convolution = _convolution(operator, inputs, outputs)
+                return convolution if reduction == 1 else Compose(AveragePool(inputs, reduction), convolution)
+
+            return make(state, n, weight, injection, activation=activation, bias=bias, max_norm=max_norm)
+
+        if isinstance(hidden, Sequence):
+            reductions = [1] * len(hidden) if reductions is None else reductions
+            if len(hidden) != len(reductions):
+                raise ConfigError(
+                    "Expected one number of `hidden` channels and one of `reductions` per branch, got"
+                    f" {len(hidden)} and {len(reductions)}."
+                )
+            equilibrium_map = join([made(*pair) for pair in zip(hidden, reductions, strict=True)])
+        elif reductions is not None:
+            raise ConfigError(f"`reductions` are those of branches; give `hidden` as a list, got {hidden}.")
+        else:
+            equilibrium_map = made(hidden, 1)
+        super().__init__(equilibrium_map, **methods)
+
+
+class Unit(Convolutional):
+    """The OptEq unit `z = Wᵀσ(W z + U g(x) + b)`, or several in parallel (POptEq, Li et al. 2022, §A.1).
+
+    Args:
+        channels: channels of every state `z`.
+        hidden: channels of `W z`; a list has one number per branch.
+        bias: whether there is a `b`.
+        options: the other options of `Convolutional`.
     """
 
     def __init__(
         self,
         channels: int | None = None,
         hidden: int | Sequence[int] = 64,
-        reductions: Sequence[int] | None = None,
-        activation: str | Activation = "relu",
+        *,
         bias: bool = True,
-        max_norm: float | None = 0.97,
-        norm: NormControl | None = None,
-        weight_start: Start | None = None,
-        **methods: Any,
+        **options: Any,
     ) -> None:
-        weight = _weights(norm, weight_start)
-        unit = _unit(known("channels", channels), weight, activation, bias, max_norm)
-        super().__init__(_single_or_parallel(unit, hidden, reductions), **methods)
+        super().__init__(_unit, Parallel, channels, hidden, bias=bias, **options)
 
 
-class Coupled(Equilibrium):
+class Coupled(Convolutional):
     """OptEq units that are coupled by heritage and diversity (MOptEq, Li et al. 2022).
 
     A contraction needs `‖W_i‖² L_σ (1 + λ(C-1)) < 1`, which the default `max_norm` ensures for `λ = 0.01` and
     32 channels. With a polynomial or sigmoid `kernel` (Li et al. 2023, Table 5) the branches are kernel maps,
-    see `MOptEq`; with `ζ` for `max_norm` the condition is `½ζ² L_σ (1 + λ(C-1) + 1) < 1`.
+    see `KernelMOptEq`; with `ζ` for `max_norm` the condition is `½ζ² L_σ (1 + λ(C-1) + 1) < 1`.
 
     Args:
         channels: channels `C` of every state `z_i`.
         hidden: channels of `W_i z_i`, one number per branch.
-        reductions: see `Unit`.
         coupling: heritage and diversity; `HeritageDiversity()`, which has `λ = 0.01`, unless given.
         kernel: `"linear"`, `"polynomial"` or `"sigmoid"`.
         perturbation: size `ε` of the perturbations that strengthen the training, 0 for none.
-        sweep: `"jacobi"` or `"gauss-seidel"`, see `MOptEq`.
-        activation, bias, norm, weight_start: see `Unit`.
+        sweep: `"jacobi"` or `"gauss-seidel"`, see `CoupledMap`.
         max_norm: ceiling on every `‖W_i‖₂`, or None; for kernel maps their `ζ`.
-        methods: `solver` and `gradient`, see `Equilibrium`.
+        options: the other options of `Convolutional`.
 
     Raises:
-        ConfigError: for a single branch, an unknown kernel, if `hidden` and `reductions` differ in length,
-            or numbers are out of range.
+        ConfigError: for a single branch or an unknown kernel, and see `Convolutional`.
     """
 
     def __init__(
         self,
         channels: int | None = None,
         hidden: Sequence[int] = (64, 128, 128),
-        reductions: Sequence[int] | None = None,
+        *,
         coupling: HeritageDiversity | None = None,
         kernel: str = "linear",
         perturbation: float = 0.1,
         sweep: str = "jacobi",
-        activation: str | Activation = "relu",
-        bias: bool = False,
         max_norm: float | None = 0.85,
-        norm: NormControl | None = None,
-        weight_start: Start | None = None,
-        **methods: Any,
+        **options: Any,
     ) -> None:
-        state, weight = known("channels", channels), _weights(norm, weight_start)
-
-        def kernel_map(n: int, reduction: int) -> KernelMap:
+        def kernel_map(state: int, n: int, W: Make, U: Make, **common: Any) -> KernelMap:
             # Here `W y` is the state that is coupled.
-            W, U = weight(n, state), _injection(state, n, reduction)
-            return KernelMap(W, U, kernel, True, activation, bias, max_norm)
+            return KernelMap(W(n, state), U(state, n), kernel, **common)
 
         coupling = HeritageDiversity() if coupling is None else coupling
-        if kernel == "linear":
-            units = _branches(_unit(state, weight, activation, bias, max_norm), hidden, reductions)
-            coupled = MOptEq(units, coupling, sweep, perturbation)
-        else:
-            coupled = KernelMOptEq(_branches(kernel_map, hidden, reductions), coupling, sweep, perturbation)
-        super().__init__(coupled, **methods)
+        make, kind = (_unit, MOptEq) if kernel == "linear" else (kernel_map, KernelMOptEq)
+
+        def join(units: list[Any]) -> EquilibriumMap:
+            return kind(units, coupling, sweep, perturbation)
+
+        super().__init__(make, join, channels, _listed(hidden), max_norm=max_norm, **options)
 
 
-class Gaussian(Equilibrium):
+class Gaussian(Convolutional):
     """A Gaussian kernel map with patches (GEQ, Li et al. 2023; KerDEQ with `gamma=0.5`), or parallel ones.
 
     Args:
         channels: channels of every state `y`.
         hidden: channels of `W y`, split into patches; a list has one number per branch.
-        reductions: see `Unit`.
         patch_channels: channels in a patch.
         patch_size: height and width of a patch, which must divide those of every branch; None for the plain
             kernel on whole samples.
         patch_hidden: columns of the patch projections `W_h`.
         gamma: a positive number or `"adaptive"`.
-        activation, bias, max_norm, norm, weight_start: see `Unit`.
-        methods: `solver` and `gradient`, see `Equilibrium`.
-
-    Raises:
-        ConfigError: if `hidden` and `reductions` differ in length, or numbers are out of range.
+        options: the other options of `Convolutional`.
     """
 
     def __init__(
         self,
         channels: int | None = None,
         hidden: int | Sequence[int] = 64,
-        reductions: Sequence[int] | None = None,
+        *,
         patch_channels: int = 8,
         patch_size: int | None = 2,
         patch_hidden: int = 64,
         gamma: float | str = "adaptive",
-        activation: str | Activation = "relu",
-        bias: bool = False,
-        max_norm: float | None = 0.97,
-        norm: NormControl | None = None,
-        weight_start: Start | None = None,
-        **methods: Any,
+        **options: Any,
     ) -> None:
-        state, weight = known("channels", channels), _weights(norm, weight_start)
         patches = None if patch_size is None else Patches(patch_channels, patch_size)
 
-        def kernel_map(n: int, reduction: int) -> GaussianMap:
-            W, U = weight(state, n), _injection(state, n, reduction)
-            return GaussianMap(W, U, patches, patch_hidden, gamma, False, activation, bias, max_norm)
+        def kernel_map(state: int, n: int, W: Make, U: Make, **common: Any) -> GaussianMap:
+            return GaussianMap(W(state, n), U(state, n), patches, patch_hidden, gamma, **common)
 
-        super().__init__(_single_or_parallel(kernel_map, hidden, reductions), **methods)
+        super().__init__(kernel_map, Parallel, channels, hidden, **options)
 
 
-class Kernel(Equilibrium):
+class Kernel(Convolutional):
     """A map with a kernel of an inner product (Li et al. 2023, Table 5), or parallel ones.
 
     Args:
         channels: channels of every state `y`.
         hidden: channels of `W y`; a list has one number per branch.
-        reductions: see `Unit`.
         kernel: `"linear"`, `"polynomial"` or `"sigmoid"`.
-        activation, bias, norm, weight_start: see `Unit`.
-        max_norm: the ceiling `ζ` of `KernelMap`, or None.
-        methods: `solver` and `gradient`, see `Equilibrium`.
-
-    Raises:
-        ConfigError: for an unknown kernel, if `hidden` and `reductions` differ in length, or numbers are
-            out of range.
+        options: the other options of `Convolutional`; `max_norm` is the `ζ` of `KernelMap`.
     """
 
     def __init__(
         self,
         channels: int | None = None,
         hidden: int | Sequence[int] = 64,
-        reductions: Sequence[int] | None = None,
+        *,
         kernel: str = "sigmoid",
-        activation: str | Activation = "relu",
-        bias: bool = False,
-        max_norm: float | None = 0.97,
-        norm: NormControl | None = None,
-        weight_start: Start | None = None,
-        **methods: Any,
+        **options: Any,
     ) -> None:
-        state, weight = known("channels", channels), _weights(norm, weight_start)
+        def kernel_map(state: int, n: int, W: Make, U: Make, **common: Any) -> KernelMap:
+            return KernelMap(W(state, n), U(state, state), kernel, **common)
 
-        def kernel_map(n: int, reduction: int) -> KernelMap:
-            W, U = weight(state, n), _injection(state, state, reduction)
-            return KernelMap(W, U, kernel, True, activation, bias, max_norm)
-
-        super().__init__(_single_or_parallel(kernel_map, hidden, reductions), **methods)
+        super().__init__(kernel_map, Parallel, channels, hidden, **options)
 
 
-class Deep(Equilibrium):
+class Deep(Convolutional):
     """A deep OptEq, its units one after the other (Xie et al. 2022, §7).
 
     The training modes of Algorithm 1 are values of `gradient`: `Implicit()`, `Unrolled(20)`, and
-    `Unrolled(20, select=SAM(...))`, which is R†; `regulariser` is R*.
+    `Unrolled(20, select=SAM(...))`, which is R†; `regulariser` is R*. In Table 6 the operators of OptEq-small
+    are `"separable"`, those of OptEq-Mid `"double-separable"`.
 
     Args:
         channels: channels of the state.
         hidden: hidden channels of the units, first to last.
-        operator: what `W` and `U` are: `"conv"`, 3×3 convolutions; `"separable"`, 3×3 depthwise, 1×1 (small
-            in Table 6); `"double-separable"`, 5×5 depthwise with two filters per channel, 1×1, 3×3 depthwise,
-            1×1 (Mid).
         alpha: `α` in (0, 1], for all units or one each.
         learn_alpha: learn one `α` per unit.
         start: iterate from `"zero"` or from the `"input"`, the features.
         regulariser: `R` in the hidden objective, or None.
         gamma: weight `γ` of the regulariser.
         form: `"gradient"` or `"prox"`, see `Regularised`.
-        activation, bias, max_norm, norm, weight_start: see `Unit`.
-        methods: `solver` and `gradient`, see `Equilibrium`.
-
-    Raises:
-        ConfigError: for no units, an unknown operator, or numbers out of range.
+        bias: whether the units have a bias.
+        options: the other options of `Convolutional`, but for reductions.
     """
 
     def __init__(
         self,
         channels: int | None = None,
         hidden: Sequence[int] = (16, 32, 64, 128, 128),
-        operator: str = "conv",
+        *,
         alpha: float | Sequence[float] = 0.8,
         learn_alpha: bool = False,
         start: str = "zero",
         regulariser: Regulariser | None = None,
         gamma: float = 0.1,
         form: str = "gradient",
-        activation: str | Activation = "relu",
         bias: bool = True,
-        max_norm: float | None = 0.97,
-        norm: NormControl | None = None,
-        weight_start: Start | None = None,
-        **methods: Any,
+        **options: Any,
     ) -> None:
-        state, weight = known("channels", channels), _weights(norm, weight_start, operator)
-        injection = _weights(None, None, operator)
-        units = [
-            OptEqUnit(weight(state, n), injection(state, n), activation, bias, max_norm=max_norm)
-            for n in hidden
-        ]
-        deep = DeepOptEq(units, alpha, learn_alpha, start)
-        equilibrium_map = deep if regulariser is None else Regularised(deep, regulariser, gamma, form)
-        super().__init__(equilibrium_map, **methods)
+        def join(units: list[Any]) -> EquilibriumMap:
+            deep = DeepOptEq(units, alpha, learn_alpha, start)
+            return deep if regulariser is None else Regularised(deep, regulariser, gamma, form)
+
+        super().__init__(_unit, join, channels, _listed(hidden), reductions=None, bias=bias, **options)
 
 
 class Stack(nn.Sequential):
@@ -301,64 +304,25 @@ class Stack(nn.Sequential):
         super().__init__(*bodies)
 
 
-def _weights(
-    norm: NormControl | None, start: Start | None, operator: str = "conv"
-) -> Callable[[int, int], LinearOperator]:
-    """What makes operators, from input to output channels, whose norm is kept in the way `norm`."""
+def _listed(hidden: int | Sequence[int]) -> Sequence[int]:
+    return [hidden] if isinstance(hidden, int) else hidden
 
-    def separable(channels: int, hidden: int, size: int = 3, multiplier: int = 1) -> LinearOperator:
-        return DepthwiseSeparableConv2d(channels, hidden, size, multiplier, norm, start)
 
+def _unit(state: int, n: int, W: Make, U: Make, **common: Any) -> OptEqUnit:
+    return OptEqUnit(W(state, n), U(state, n), **common)
+
+
+def _convolution(
+    operator: str, inputs: int, outputs: int, norm: NormControl | None = None, start: Start | None = None
+) -> LinearOperator:
     match operator:
         case "conv":
-            return lambda channels, hidden: Conv2d(channels, hidden, 3, 1, norm, start)
+            return Conv2d(inputs, outputs, 3, 1, norm, start)
         case "separable":
-            return separable
+            return DepthwiseSeparableConv2d(inputs, outputs, 3, 1, norm, start)
         case "double-separable":
-            return lambda channels, hidden: Compose(
-                separable(channels, hidden, 5, 2), separable(hidden, hidden)
-            )
+            wide = DepthwiseSeparableConv2d(inputs, outputs, 5, 2, norm, start)
+            return Compose(wide, DepthwiseSeparableConv2d(outputs, outputs, 3, 1, norm, start))
     raise ConfigError(
         f"Expected `operator` to be one of conv, separable, double-separable, got {operator!r}."
     )
-
-
-def _injection(channels: int, hidden: int, reduction: int) -> LinearOperator:
-    convolution = Conv2d(channels, hidden, 3)
-    return convolution if reduction == 1 else Compose(AveragePool(channels, reduction), convolution)
-
-
-def _unit(
-    channels: int,
-    weight: Callable[[int, int], LinearOperator],
-    activation: str | Activation,
-    bias: bool,
-    max_norm: float | None,
-) -> Callable[[int, int], OptEqUnit]:
-    def unit(hidden: int, reduction: int) -> OptEqUnit:
-        W, U = weight(channels, hidden), _injection(channels, hidden, reduction)
-        return OptEqUnit(W, U, activation, bias, max_norm=max_norm)
-
-    return unit
-
-
-def _single_or_parallel(
-    make: Callable[[int, int], EquilibriumMap], hidden: int | Sequence[int], reductions: Sequence[int] | None
-) -> EquilibriumMap:
-    if isinstance(hidden, Sequence):
-        return Parallel(_branches(make, hidden, reductions))
-    if reductions is not None:
-        raise ConfigError(f"`reductions` are those of branches; give `hidden` as a list, got {hidden}.")
-    return make(hidden, 1)
-
-
-def _branches(
-    make: Callable[[int, int], M], hidden: Sequence[int], reductions: Sequence[int] | None
-) -> list[M]:
-    reductions = [1] * len(hidden) if reductions is None else reductions
-    if len(hidden) != len(reductions) or not hidden:
-        raise ConfigError(
-            f"Expected one number of `hidden` channels and one of `reductions` per branch, got {len(hidden)}"
-            f" and {len(reductions)}."
-        )
-    return [make(n, reduction) for n, reduction in zip(hidden, reductions, strict=True)]

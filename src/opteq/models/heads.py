@@ -5,10 +5,9 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torchvision.models.segmentation.fcn import FCNHead
 
-from opteq.errors import ConfigError, ShapeError
-from opteq.models.fusion import PooledFeatures, fusion_named
+from opteq.errors import ConfigError
+from opteq.models.fusion import Fusion, PooledFeatures
 from opteq.models.parts import known
-from opteq.results import State, tensors_of
 from opteq.theory.lipschitz import lipschitz_bound
 
 
@@ -21,7 +20,7 @@ class Head(nn.Sequential):
         channels: channels of the body's output, of every branch.
         classes: number of classes.
         branches: number of branches.
-        fusion: `"concat"`, `"sum"`, `"conv"` or `"average"`, see `opteq.models.fusion`.
+        fusion: `"concat"`, `"sum"`, `"conv"` or `"average"`, see `Fusion`.
         norm: whether there are batch norm and ReLU, of their own for each fused branch.
         pool: height and width that each fused branch is averaged to.
         dropout: probability of dropping a feature before the linear layer.
@@ -43,35 +42,14 @@ class Head(nn.Sequential):
         channels, classes = known("channels", channels), known("classes", classes)
         if not 0 <= dropout <= 1:
             raise ConfigError(f"Expected `dropout` to be a probability from 0 to 1, got {dropout}.")
-        fuse, outputs = fusion_named(fusion, known("branches", branches), channels)
+        fuse = Fusion(fusion, known("branches", branches), channels)
         super().__init__(
-            Branches(branches),
             fuse,
-            *([BranchNorm(outputs, channels)] if norm else []),
+            *([BranchNorm(fuse.outputs, channels)] if norm else []),
             PooledFeatures(known("pool", pool)),
             nn.Dropout(dropout),
-            nn.Linear(outputs * channels * pool**2, classes),
+            nn.Linear(fuse.outputs * channels * pool**2, classes),
         )
-
-
-class Branches(nn.Module):
-    """What a body gives as a tuple of `count` branches."""
-
-    def __init__(self, count: int) -> None:
-        super().__init__()
-        self.count = count
-
-    def forward(self, z: State) -> tuple[Tensor, ...]:
-        branches = tensors_of(z)
-        if len(branches) != self.count:
-            raise ShapeError(
-                f"Expected {self.count} branches, got {len(branches)}; set `branches` of the head."
-            )
-        return branches
-
-    def lipschitz(self, z: State) -> float:
-        """Nothing is changed."""
-        return 1.0
 
 
 class BranchNorm(nn.Module):

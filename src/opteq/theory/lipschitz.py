@@ -214,7 +214,7 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
         case EquilibriumLayer():
             return equilibrium_lipschitz(stage.map, x).value.item()
         case LinearOperator():
-            return stage.bind(tuple(x.shape[1:])).quick_norm_bound().item()
+            return stage.bind(tuple(x.shape[1:])).norm_bound().item()
         case Injection(operator=operator):
             return _bound(operator, x)
         case nn.Linear():

@@ -29,7 +29,7 @@ import opteq.models.heads
 import opteq.models.stems  # noqa: F401
 from opteq.data.facts import Facts
 from opteq.errors import ConfigError, OpteqError
-from opteq.models.loading import save_network
+from opteq.models.loading import ModelCard, save_network
 from opteq.models.parts import complete
 from opteq.system.locks import exclusive
 from opteq.training.checkpoints import (
@@ -54,7 +54,7 @@ from opteq.training.runs import (
     save_config,
     start_run,
 )
-from opteq.training.summary import model_card, write_summary, write_versions
+from opteq.training.summary import write_summary, write_versions
 from opteq.training.taskscores import SCORES
 
 # The options that make a training what it is; the others name files of one run.
@@ -204,15 +204,13 @@ class TrainingCLI(LightningCLI):
                 raise KeyboardInterrupt(self._how_to_go_on()) from None
             raise
 
-    def fit(
-        self, model: ClassifierModule, datamodule: LightningDataModule, ckpt_path: str | Path | None = None
-    ) -> None:
+    def fit(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Trains, tests the best checkpoint and writes the results into the folder of the run."""
         if self.trainer.fast_dev_run:  # pyright: ignore[reportAttributeAccessIssue]
-            self.trainer.fit(model, datamodule=datamodule)
+            self.trainer.fit(**objects)
             self.outcome = "The quick run passed; nothing was saved."
             return
-        self.trainer.fit(model, datamodule=datamodule, ckpt_path=self.run.checkpoint, weights_only=True)
+        self.trainer.fit(**objects, ckpt_path=self.run.checkpoint, weights_only=True)
         if not self._best.best_model_path:
             if self.run.checkpoint is None:
                 raise ConfigError(
@@ -223,42 +221,28 @@ class TrainingCLI(LightningCLI):
             )
         # Lightning puts all callbacks back to where they were at the best checkpoint.
         seconds, images = self._meter.seconds, self._meter.images
-        (metrics,) = self.trainer.test(
-            model,
-            datamodule=datamodule,
-            ckpt_path=self._best.best_model_path,
-            weights_only=True,
-            verbose=False,
-        )
+        best = self._best.best_model_path
+        (metrics,) = self.trainer.test(**objects, ckpt_path=best, weights_only=True, verbose=False)
         if self.trainer.is_global_zero:
             self._write_results(metrics, seconds, images)
 
-    def validate(
-        self, model: ClassifierModule, datamodule: LightningDataModule, ckpt_path: str | Path | None = None
-    ) -> None:
+    def validate(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Evaluate a checkpoint on the validation images."""
-        self.trainer.validate(
-            model, datamodule=datamodule, ckpt_path=_required(ckpt_path, "validate"), weights_only=True
-        )
+        self.trainer.validate(**objects, ckpt_path=_required(ckpt_path, "validate"), weights_only=True)
 
-    def test(
-        self, model: ClassifierModule, datamodule: LightningDataModule, ckpt_path: str | Path | None = None
-    ) -> None:
+    def test(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Evaluate a checkpoint on the test images."""
-        self.trainer.test(
-            model, datamodule=datamodule, ckpt_path=_required(ckpt_path, "test"), weights_only=True
-        )
+        self.trainer.test(**objects, ckpt_path=_required(ckpt_path, "test"), weights_only=True)
 
-    def predict(
-        self, model: ClassifierModule, datamodule: LightningDataModule, ckpt_path: str | Path | None = None
-    ) -> None:
+    def predict(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Classify the images of a folder with a checkpoint."""
         checkpoint = read_checkpoint(_required(ckpt_path, "predict"))
-        model.on_load_checkpoint(checkpoint)
-        model.load_state_dict(checkpoint["state_dict"])
-        card = model_card(self._resolved_config()["model"]["network"], self.facts)
+        self.model.on_load_checkpoint(checkpoint)
+        self.model.load_state_dict(checkpoint["state_dict"])
         options = self.config.predict
-        self.outcome = predict_to_file(model.network, card, Path(options.images), Path(options.output))
+        self.outcome = predict_to_file(
+            self.model.network, self._card(), Path(options.images), Path(options.output)
+        )
 
     @property
     def _headline(self) -> str:
@@ -279,17 +263,20 @@ class TrainingCLI(LightningCLI):
             rank_zero_info(f"Resuming {folder} after {run.epochs} epochs from {run.checkpoint}.")
         else:
             checkpoint = Path(options.ckpt_path) if options.ckpt_path else None
-            run = (
-                start_run(runs_dir, name, checkpoint)
-                if is_first_process
-                else Run(runs_dir / name, checkpoint)
-            )
+            run = Run(runs_dir / name, checkpoint)
             if is_first_process:
+                run = start_run(runs_dir, name, checkpoint)
                 self._held.enter_context(exclusive(run.folder))
         if is_first_process:
             save_config(run.folder, config)
             write_versions(run.folder)
         return run
+
+    def _card(self) -> ModelCard:
+        """What the weights of the network belong to."""
+        network, facts = self._resolved_config()["model"]["network"], self.facts
+        names, size = facts.class_names, facts.image_size
+        return ModelCard(network, names, facts.in_channels, size, *facts.normalization, facts.task)
 
     def _resolved_config(self) -> dict[str, Any]:
         """The options as they were understood, in plain values."""
@@ -303,7 +290,7 @@ class TrainingCLI(LightningCLI):
         network = self.model.network.to(self.trainer.strategy.root_device)
         folder = self.run.folder
         summary = write_summary(folder, network, self.facts, metrics, seconds, images)
-        save_network(folder, network, model_card(self._resolved_config()["model"]["network"], self.facts))
+        save_network(folder, network, self._card())
         self.outcome = (
             f"Test {self._headline} {summary[f'test_{self._headline}']:.2%} of the best checkpoint after "
             f"{summary['seconds_train']:.0f} s of training"

@@ -159,6 +159,8 @@ def write_config(path: Path, config: Mapping[str, Any]) -> None:
 def _differences(before: Any, now: Any, name: str) -> list[str]:
     """Name the options that differ between two nested configurations."""
     if isinstance(before, Mapping) and isinstance(now, Mapping):
+        if before.get("class_path") != now.get("class_path"):  # their arguments have nothing in common
+            before, now = ({"class_path": options.get("class_path")} for options in (before, now))
         keys = [*before, *(key for key in now if key not in before)]
         return [text for key in keys for text in _differences(before.get(key), now.get(key), f"{name}.{key}")]
     return [] if before == now else [f"{name.replace('.init_args', '')} was {before} and is now {now}"]

@@ -13,8 +13,6 @@ from torch import nn
 
 from opteq.data.facts import Facts
 from opteq.layer import EquilibriumLayer
-from opteq.models.loading import ModelCard
-from opteq.system.files import write_json
 from opteq.training.taskscores import SCORES
 
 SUMMARY = "summary.json"
@@ -62,12 +60,6 @@ def write_summary(
     }
     write_json(folder / SUMMARY, summary)
     return summary
-
-
-def model_card(network: dict[str, Any], data: Facts) -> ModelCard:
-    """Describe a network, given by its `class_path` and `init_args`, trained on a data set."""
-    mean, std = data.normalization
-    return ModelCard(network, data.class_names, data.in_channels, data.image_size, mean, std, data.task)
 
 
 def _name(network: nn.Module) -> str:
