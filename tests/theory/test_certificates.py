@@ -264,5 +264,7 @@ class Doubled(OptEqUnit):
 
 def test_refuses_a_readout_of_which_it_knows_nothing():
     layer = EquilibriumLayer(Doubled(Dense(3, 4), Dense(2, 4)))
-    with pytest.raises(ConfigError, match="OptEqEquation reads out something else than its state: give it a `distance"):
+    with pytest.raises(
+        ConfigError, match="OptEqEquation reads out something else than its state: give it a `distance"
+    ):
         certify(layer, torch.randn(2, 2))
