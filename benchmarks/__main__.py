@@ -16,7 +16,7 @@ from benchmarks.measure import Deadline
 from benchmarks.table import measure_cell
 from benchmarks.targets import verdicts
 from opteq.errors import OpteqError
-from opteq.memory import keep_freed_memory
+from opteq.system.memory import keep_freed_memory
 
 
 def main(arguments: list[str]) -> None:

@@ -11,11 +11,11 @@ import sys
 
 import torch
 from matplotlib.figure import Figure
+from opteq.operators.constraint import constrained_weights
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import opteq
-from opteq.operators.constraint import constrained_weights
 
 
 class Student(nn.Module):

@@ -1,5 +1,6 @@
 """Optimization-induced equilibrium models for PyTorch."""
 
+from opteq import native
 from opteq.gradients.implicit import Implicit
 from opteq.gradients.onestep import OneStep
 from opteq.gradients.phantom import Phantom
@@ -19,7 +20,6 @@ from opteq.maps.parallel import Parallel
 from opteq.maps.regularised import Regularised
 from opteq.maps.skip import MoreauSkip
 from opteq.maps.wide import WideOptEq
-from opteq.memory import keep_freed_memory
 from opteq.models.converter import from_feedforward
 from opteq.objectives.batch_regularisers import HSIC, Decorrelation, RandomFeatureHSIC
 from opteq.objectives.coupling import HeritageDiversity
@@ -41,6 +41,7 @@ from opteq.solvers.broyden import Broyden
 from opteq.solvers.nesterov import Nesterov
 from opteq.solvers.picard import Picard
 from opteq.solvers.sam import SAM
+from opteq.system.memory import keep_freed_memory
 from opteq.theory.certificates import certify
 from opteq.theory.robustness import robust_radius
 
@@ -96,6 +97,7 @@ __all__ = [
     "certify",
     "from_feedforward",
     "keep_freed_memory",
+    "native",
     "robust_radius",
     "solve_log",
 ]
@@ -110,3 +112,7 @@ def __getattr__(name: str) -> object:
 
         return load
     raise AttributeError(f"module 'opteq' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__", "load"]

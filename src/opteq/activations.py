@@ -24,10 +24,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from opteq.errors import ConfigError
-from opteq.slopes import PositivePart, Slopes
+from opteq.tensors.slopes import PositivePart, Slopes
 
 
 class Activation(ABC):
@@ -399,14 +399,15 @@ ACTIVATIONS: dict[str, type[Activation]] = {
 }
 
 
-def get_activation(activation: str | Activation) -> Activation:
-    """The activation of that name, or the object itself.
+def get_activation(activation: str | Activation | nn.Module) -> Activation:
+    """The activation of that name, the object itself, or that of a module of `torch.nn`.
 
     Raises:
-        ConfigError: if no activation has that name.
+        ConfigError: if there is none.
     """
-    if isinstance(activation, Activation):
-        return activation
+    found = of_module(activation) if isinstance(activation, nn.Module) else activation
+    if isinstance(found, Activation):
+        return found
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         got = repr(activation) if isinstance(activation, str) else _kind(activation)
         raise ConfigError(
@@ -414,6 +415,30 @@ def get_activation(activation: str | Activation) -> Activation:
             f" got {got}."
         )
     return ACTIVATIONS[activation]()
+
+
+def of_module(module: nn.Module) -> Activation | None:
+    """The activation that a module of `torch.nn` applies; None for others and for subclasses."""
+    match module if type(module).__module__.startswith("torch.nn.") else None:
+        case nn.Identity():
+            return Identity()
+        case nn.ReLU():
+            return ReLU()
+        case nn.LeakyReLU(negative_slope=slope) if 0 < slope < 1:
+            return LeakyReLU(slope)
+        case nn.ELU(alpha=1.0):
+            return ELU()
+        case nn.Tanh():
+            return Tanh()
+        case nn.Sigmoid():
+            return Sigmoid()
+        case nn.Softplus(beta=1.0, threshold=threshold) if threshold >= 20:
+            return Softplus()
+        case nn.Softshrink(lambd=threshold):
+            return SoftThreshold(threshold)
+        case nn.Hardtanh(min_val=-1.0, max_val=1.0):
+            return HardTanh()
+    return None
 
 
 def _kind(value: object) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from opteq.configs import presets, read_config, resolve_config
 from opteq.errors import ConfigError, OpteqError
-from opteq.memory import keep_freed_memory
+from opteq.system.memory import keep_freed_memory
 
 HELP = """\
 opteq trains and examines optimization-induced equilibrium models.

@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Generic
 
 import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
-from opteq.operators.lanczos import extreme_ritz_values
-from opteq.results import Certificate, State, distance, like, map_state, tensors_of
+from opteq.results import Certificate, S, State, distance, like, map_state, tensors_of
+from opteq.tensors.held import HoldsTensors
+from opteq.tensors.lanczos import extreme_ritz_values
 
 Gradients = tuple[Tensor | None, ...]
 
@@ -21,7 +22,7 @@ _LANCZOS_STEPS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class SymmetricForm:
+class SymmetricForm(Generic[S]):
     """The adjoint equation `u = g + Jᵀu` as `(I - S) v = enter(g)`, `u = leave(v, g)`, `S` symmetric.
 
     Attributes:
@@ -38,25 +39,25 @@ class SymmetricForm:
             the identity.
     """
 
-    matvec: Callable[[State], State]
-    enter: Callable[[State], State]
-    leave: Callable[[State, State], State]
-    pullback: Callable[[State, State], Gradients] | None = None
+    matvec: Callable[[Any], Any]
+    enter: Callable[[S], Any]
+    leave: Callable[[Any, S], S]
+    pullback: Callable[[Any, S], Gradients] | None = None
     follow: Callable[[Tensor], None] | None = None
     lifted: bool = False
-    metric: Callable[[State], State] | None = None
+    metric: Callable[[Any], Any] | None = None
 
 
-class Linearization(ABC):
+class Linearization(ABC, Generic[S]):
     """The derivative of an equation's map at one state, `J = ∂T/∂z`."""
 
     @property
     @abstractmethod
-    def image(self) -> State:
+    def image(self) -> S:
         """`T(z)`, for which most of the work is done."""
 
     @property
-    def symmetric(self) -> SymmetricForm | None:
+    def symmetric(self) -> SymmetricForm[S] | None:
         """The symmetric form of the adjoint equation, None where there is none.
 
         Made anew each time: kept, it and the linearization would hold on to each other, and with
@@ -65,24 +66,24 @@ class Linearization(ABC):
         return None
 
     @abstractmethod
-    def jvp(self, tangent: State) -> State:
+    def jvp(self, tangent: S) -> S:
         """`J v`."""
 
     @abstractmethod
-    def vjp(self, cotangent: State) -> State:
+    def vjp(self, cotangent: S) -> S:
         """`Jᵀ u`."""
 
     @abstractmethod
-    def pullback(self, cotangent: State) -> Gradients:
+    def pullback(self, cotangent: S) -> Gradients:
         """Gradients of `⟨u, T(z)⟩` with respect to the equation's `tensors`, `z` held constant."""
 
-    def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, State]:
+    def pullback_and_vjp(self, cotangent: S) -> tuple[Gradients, S]:
         """`pullback` and `vjp` of one cotangent; maps share the work of the two where they can."""
         return self.pullback(cotangent), self.vjp(cotangent)
 
 
 @dataclass(frozen=True, slots=True)
-class Reformulation:
+class Reformulation(Generic[S]):
     """How a solve is to go about `z = T(z)`: an iteration `u ← F(u)` in a variable of its choice.
 
     Attributes:
@@ -93,40 +94,25 @@ class Reformulation:
         scale: the relative residual of `u` times this bounds that of `z`.
     """
 
-    function: Callable[[State], State]
-    initial: State
-    first: State
-    recover: Callable[[State], State] | None = None
+    function: Callable[[Any], Any]
+    initial: Any
+    first: Any
+    recover: Callable[[Any], S] | None = None
     scale: float = 1.0
 
-    def then(self, recover: Callable[[State], State], scale: float) -> Reformulation:
+    def then(self, recover: Callable[[Any], Any], scale: float) -> Reformulation[S]:
         """The same iteration for the state `recover(z)`, its residuals scaled."""
         before = self.recover
         both = recover if before is None else lambda u: recover(before(u))
         return Reformulation(self.function, self.initial, self.first, both, scale * self.scale)
 
 
-class Equation(ABC):
-    """All that is constant during one solve of `z = T(z)`, for one batch. Immutable.
+class Equation(HoldsTensors, ABC, Generic[S]):
+    """All that is constant during one solve of `z = T(z)`, for one batch: a frozen dataclass.
 
-    A map of your own gives `tensors`, `with_tensors`, `__call__`, `initial` and `contraction`; all else has a
-    default that is right for any map.
-
-    Attributes:
-        tensors: every tensor that `T` depends on differentiably: injections, weights, scales.
+    Its `tensors` are what `T` depends on differentiably: injections, weights, scales. A map of your own gives
+    `__call__`, `initial` and `contraction`; all else has a default that is right for any map.
     """
-
-    @property
-    @abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]: ...
-
-    @abstractmethod
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        """The same equation with other values of `tensors`."""
-
-    def detach(self) -> Self:
-        """The same equation cut off from the autograd graph."""
-        return self.with_tensors(tuple(t.detach() for t in self.tensors))
 
     @property
     def structure(self) -> str:
@@ -143,26 +129,26 @@ class Equation(ABC):
         return False
 
     @abstractmethod
-    def __call__(self, state: State) -> State:
+    def __call__(self, state: S) -> S:
         """`T(z)`, in memory that later calls leave alone: the last one is kept for the backward pass."""
 
     @abstractmethod
-    def initial(self) -> State:
+    def initial(self) -> S:
         """`z⁰`, the zero state."""
 
-    def first_iterate(self) -> State:
+    def first_iterate(self) -> S:
         """`z¹ = T(z⁰)`, where solves start; maps compute it without the product `W z⁰ = 0`."""
         return self(self.initial())
 
-    def readout(self, state: State) -> State:
+    def readout(self, state: S) -> S:
         """What the user gets from a state."""
         return state
 
-    def linearize(self, state: State) -> Linearization:
+    def linearize(self, state: S) -> Linearization[S]:
         """The derivative at `state`; by automatic differentiation unless a map knows better."""
         return AutogradLinearization(self, state)
 
-    def reformulate(self, gradient: bool = False) -> Reformulation:
+    def reformulate(self, gradient: bool = False) -> Reformulation[S]:
         """How a solve is to go about this equation; for one that is cut off from the graph.
 
         This one function decides whether a faster way than iterating `T` itself is taken.
@@ -179,15 +165,15 @@ class Equation(ABC):
         return Reformulation(self, self.initial(), self.first_iterate())
 
     @property
-    def objective(self) -> Callable[[State], Tensor] | None:
+    def objective(self) -> Callable[[S], Tensor] | None:
         """The hidden objective, `(batch,)` at a state, stationary at equilibria; None without one."""
         return None
 
     @abstractmethod
-    def contraction(self, state: State | None = None) -> Certificate:
+    def contraction(self, state: S | None = None) -> Certificate:
         """`(batch,)` bound on the Lipschitz constant of `T`: global, or on `‖J‖` at a state."""
 
-    def distance_bound(self, state: State) -> Certificate:
+    def distance_bound(self, state: S) -> Certificate:
         """`(batch,)` bound on the distance of the readout to that of the equilibrium; infinite without one.
 
         Where `T` contracts with constant `L < 1`, `‖z - z*‖ ≤ ‖T(z) - z‖ / (1 - L)` (Banach).
@@ -203,7 +189,7 @@ class Equation(ABC):
         factor = torch.where(bound.value < 1, 1 / (1 - bound.value), torch.inf)
         return Certificate(scaled_distance(factor, self(state), state), bound.kind, bound.assumptions)
 
-    def curvature(self, state: State | None = None) -> Certificate:
+    def curvature(self, state: S | None = None) -> Certificate:
         """`(batch,)` largest eigenvalue of `I - ∇²(objective)`: a bound over all states, an estimate at one.
 
         At most 1 everywhere makes the objective convex, so that every equilibrium minimises it; below 1 at an
@@ -236,10 +222,10 @@ class Equation(ABC):
         return push / room(pull)
 
 
-class AutogradLinearization(Linearization):
+class AutogradLinearization(Linearization[S]):
     """Linearization of any equation by automatic differentiation of one evaluation."""
 
-    def __init__(self, equation: Equation, state: State) -> None:
+    def __init__(self, equation: Equation[S], state: S) -> None:
         with torch.enable_grad():
             self._inputs = tuple(t.detach().requires_grad_() for t in tensors_of(state))
             self._leaves = tuple(t.detach().requires_grad_() for t in equation.tensors)
@@ -247,10 +233,10 @@ class AutogradLinearization(Linearization):
             self._image, self._outputs = output, tensors_of(output)
 
     @property
-    def image(self) -> State:
+    def image(self) -> S:
         return map_state(Tensor.detach, self._image)
 
-    def jvp(self, tangent: State) -> State:
+    def jvp(self, tangent: S) -> S:
         # J v is the derivative of the linear function u ↦ Jᵀu, so reverse mode suffices.
         with torch.enable_grad():
             u = tuple(torch.zeros_like(t, requires_grad=True) for t in self._outputs)
@@ -259,7 +245,7 @@ class AutogradLinearization(Linearization):
             )
         return like(tangent, torch.autograd.grad(product, u, tensors_of(tangent)))
 
-    def vjp(self, cotangent: State) -> State:
+    def vjp(self, cotangent: S) -> S:
         gradients = torch.autograd.grad(
             self._outputs,
             self._inputs,
@@ -270,22 +256,22 @@ class AutogradLinearization(Linearization):
         )
         return like(cotangent, gradients)
 
-    def pullback(self, cotangent: State) -> Gradients:
+    def pullback(self, cotangent: S) -> Gradients:
         return torch.autograd.grad(
             self._outputs, self._leaves, tensors_of(cotangent), retain_graph=True, allow_unused=True
         )
 
 
-def symmetric_psd(matvec: Callable[[State], State]) -> SymmetricForm:
+def symmetric_psd(matvec: Callable[[S], S]) -> SymmetricForm[S]:
     """The symmetric form of a Jacobian that is symmetric itself."""
     return SymmetricForm(matvec, enter=lambda g: g, leave=lambda v, g: v)
 
 
 def symmetrized(
-    scale: Callable[[State], State],
-    matvec: Callable[[State], State],
-    pullback: Callable[[State], Gradients],
-) -> SymmetricForm:
+    scale: Callable[[S], S],
+    matvec: Callable[[S], S],
+    pullback: Callable[[S], Gradients],
+) -> SymmetricForm[S]:
     """The symmetric form of `J = D H` with diagonal `D ⪰ 0`, `D^½ = scale`, and symmetric `H = matvec`.
 
     `u = g + H D u` is solved as `(I - D^½ H D^½) v = D^½ g`, then `u = g + H D^½ v`. Multiplied by `D^½`
@@ -299,7 +285,7 @@ def symmetrized(
     )
 
 
-def eliminated(first: Callable[[State], State], second: Callable[[State], State]) -> SymmetricForm:
+def eliminated(first: Callable[[S], S], second: Callable[[S], S]) -> SymmetricForm[S]:
     """The symmetric form of `J = S_2 S_1`, `S_1` symmetric and `S_2` symmetric positive semidefinite.
 
     Multiplied by `S_2` the adjoint equation `(I - S_1 S_2) v = g` is symmetric, `S_2 - S_2 S_1 S_2`: its
@@ -315,7 +301,7 @@ def scaled_distance(factor: Tensor, left: State, right: State) -> Tensor:
     return torch.where(torch.isinf(factor), torch.inf, factor * distance(left, right))
 
 
-def largest_eigenvalue(product: Callable[[State], State], state: State) -> Certificate:
+def largest_eigenvalue(product: Callable[[S], S], state: S) -> Certificate:
     """An estimate of the largest eigenvalue of a symmetric operator, per sample, by Lanczos' method.
 
     Args:
@@ -324,7 +310,7 @@ def largest_eigenvalue(product: Callable[[State], State], state: State) -> Certi
     """
     sizes = [t.shape for t in tensors_of(state)]
 
-    def flat(s: State) -> Tensor:
+    def flat(s: S) -> Tensor:
         return torch.cat([t.flatten(1) for t in tensors_of(s)], 1)
 
     def on_rows(rows: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Protocol, Self, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from opteq.errors import ShapeError
 
 # One tensor of shape (batch, ...) or, for models of several branches, one such tensor per branch.
 State = Tensor | tuple[Tensor, ...]
+# The states of an equation, which are all alike.
+S = TypeVar("S", bound=State)
 # Numbers of a tensor that are shown.
 _FEW = 8
 
@@ -139,12 +141,12 @@ def tensors_of(state: State) -> tuple[Tensor, ...]:
     return (state,) if isinstance(state, Tensor) else state
 
 
-def like(state: State, tensors: tuple[Tensor, ...]) -> State:
+def like(state: S, tensors: tuple[Tensor, ...]) -> S:
     """`tensors` in the form of `state`: bare for one tensor, a tuple for branches."""
-    return tensors[0] if isinstance(state, Tensor) else tensors
+    return tensors[0] if isinstance(state, Tensor) else tensors  # type: ignore[return-value]
 
 
-def map_state(function: Callable[..., Tensor], state: State, *others: State) -> State:
+def map_state(function: Callable[..., Tensor], state: S, *others: S) -> S:
     """Apply `function` branch by branch.
 
     Raises:
@@ -169,25 +171,3 @@ def norm(state: State) -> Tensor:
 def distance(left: State, right: State) -> Tensor:
     """`(batch,)` Euclidean distance of two states, over all branches."""
     return norm(map_state(torch.sub, left, right))
-
-
-class _HasTensors(Protocol):
-    @property
-    def tensors(self) -> tuple[Tensor, ...]: ...
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self: ...
-
-
-_Part = TypeVar("_Part", bound=_HasTensors)
-
-
-def with_tensors_of(
-    parts: tuple[_Part, ...], tensors: tuple[Tensor, ...]
-) -> tuple[tuple[_Part, ...], tuple[Tensor, ...]]:
-    """`parts`, such as equations, with values for the `tensors` of each in turn, and the values left over."""
-    replaced = []
-    for part in parts:
-        count = len(part.tensors)
-        replaced.append(part.with_tensors(tensors[:count]))
-        tensors = tensors[count:]
-    return tuple(replaced), tensors

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from scipy.special import spence
+from torch import nn
 
 from opteq import activations
 from opteq.activations import (
@@ -34,13 +35,45 @@ def test_a_name_gives_the_activation_and_an_object_itself():
     assert get_activation(leaky) is leaky
 
 
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Identity(),
+        nn.ReLU(),
+        nn.LeakyReLU(0.3),
+        nn.ELU(),
+        nn.Tanh(),
+        nn.Sigmoid(),
+        nn.Softplus(),
+        nn.Softshrink(0.4),
+        nn.Hardtanh(),
+    ],
+    ids=repr,
+)
+def test_modules_of_torch_are_taken_for_what_they_compute(module: nn.Module):
+    a = torch.linspace(-30, 30, 601, dtype=torch.float64)
+    # Above its threshold of 20 torch's softplus leaves out e^{-20}.
+    torch.testing.assert_close(get_activation(module)(a), module(a), rtol=1e-9, atol=1e-9)
+
+
+def test_modules_that_compute_something_else_are_refused():
+    class Louder(nn.ReLU):
+        def forward(self, input):
+            return 2 * super().forward(input)
+
+    others = [Louder(), nn.Softplus(threshold=1), nn.ELU(0.5), nn.LeakyReLU(-0.1), nn.Hardtanh(-2, 2)]
+    for module in others:
+        with pytest.raises(ConfigError, match="Expected `activation` to be one of"):
+            get_activation(module)
+
+
 def test_an_unknown_name_lists_the_valid_ones():
     with pytest.raises(ConfigError, match=r"relu, leaky_relu.*got 'swish'"):
         get_activation("swish")
     with pytest.raises(
-        ConfigError, match=r"or an object of opteq\.activations, got an object of torch\.nn.*\.ReLU\."
+        ConfigError, match=r"or an object of opteq\.activations, got an object of torch\.nn.*\.GELU\."
     ):
-        get_activation(torch.nn.ReLU())
+        get_activation(torch.nn.GELU())
     with pytest.raises(ConfigError, match=r"got the class opteq\.activations\.Softplus\."):
         get_activation(Softplus)
     with pytest.raises(ConfigError, match=r"got the function relu\."):

@@ -12,7 +12,7 @@ from PIL import Image
 
 from opteq.cli import main
 from opteq.configs import presets
-from opteq.locks import exclusive
+from opteq.system.locks import exclusive
 
 
 @pytest.fixture(scope="module")

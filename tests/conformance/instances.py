@@ -47,6 +47,7 @@ from opteq.activations import (
 from opteq.equation import Equation
 from opteq.maps.base import EquilibriumMap
 from opteq.operators.base import LinearOperator
+from opteq.operators.bound import BoundOperator
 from tests.conformance.flat import Flattened
 from tests.conformance.reference import random
 
@@ -67,6 +68,9 @@ class OperatorCase:
 
     def operator(self, seed: int = 0) -> LinearOperator:
         return seeded(self.build, seed)
+
+    def bound(self, seed: int = 0) -> BoundOperator:
+        return self.operator(seed).bind(self.domain)
 
 
 OPERATORS = {

@@ -5,6 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from opteq.operators.bound import BoundOperator
+
 
 def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
@@ -17,6 +19,11 @@ def matrix_of(function: Callable[[Tensor], Tensor], domain: tuple[int, ...]) -> 
         function(e.reshape(1, *domain)).detach().flatten() for e in torch.eye(size, dtype=torch.float64)
     ]
     return torch.stack(columns, dim=1)
+
+
+def dense(bound: BoundOperator) -> Tensor:
+    """The matrix of a bound operator, with the values that its weights have, in float64."""
+    return matrix_of(bound.with_tensors(tuple(t.detach().double() for t in bound.tensors)), bound.domain)
 
 
 def jacobian(function: Callable[[Tensor], Tensor], z: Tensor) -> Tensor:

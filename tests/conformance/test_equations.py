@@ -13,7 +13,6 @@ from opteq import OptEqUnit
 from opteq.equation import AutogradLinearization, Equation
 from opteq.errors import NonFiniteError, ShapeError
 from opteq.layer import EquilibriumLayer
-from opteq.results import map_state
 from opteq.solvers.picard import Picard
 from tests.conformance.instances import COMPOSED_MAPS, ESTIMATED_MAPS, MAPS, MapCase
 from tests.conformance.reference import jacobian, matrix_of, random, spectral_norm
@@ -220,18 +219,18 @@ def test_other_tensors_change_the_map(case: MapCase):
 
 
 @pytest.mark.parametrize("case", GRADIENT_STEPS.values(), ids=GRADIENT_STEPS)
-def test_the_gradient_map_has_the_same_fixed_points(case: MapCase):
+def test_the_gradient_step_has_the_same_fixed_points(case: MapCase):
     module, x = case.map(), case.inputs()
     equation = module.bind(x).detach()
     star = EquilibriumLayer(module, Picard(tol=1e-13, max_steps=2000))(x).detach()
-    function, factor = equation.gradient_map()
-    torch.testing.assert_close(function(star), star, rtol=1e-11, atol=1e-11)
-    # The factor carries the residual of the step to a bound on that of the map.
+    form = equation.reformulate(gradient=True)
+    assert form.recover is None
+    torch.testing.assert_close(form.function(star), star, rtol=1e-11, atol=1e-11)
+    # The scale carries the residual of the step to a bound on that of the map.
     z = star + 0.1 * state(equation)
-    step = map_state(torch.sub, function(z), z)
+    step = form.function(z) - z
     full = equation(z) - z
-    assert isinstance(step, torch.Tensor)
-    assert (factor * step.flatten(1).norm(dim=1) >= full.flatten(1).norm(dim=1) * (1 - 1e-12)).all()
+    assert (form.scale * step.flatten(1).norm(dim=1) >= full.flatten(1).norm(dim=1) * (1 - 1e-12)).all()
 
 
 @every_map

@@ -1,6 +1,6 @@
 """Gradient methods on a map that offers nothing but its values: no symmetry, two branches."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -22,33 +22,27 @@ class Pair(EquilibriumMap):
         self.first = nn.Parameter(0.3 * random(4, 6, seed=1))
         self.second = nn.Parameter(0.3 * random(6, 4, seed=2))
 
-    def bind(self, x: State) -> "PairEquation":
+    def bind(self, x: State, error: float = 0.0) -> "PairEquation":
         assert isinstance(x, Tensor)
-        return PairEquation((x, self.first, self.second))
+        return PairEquation(x, self.first, self.second)
 
 
 @dataclass(frozen=True, eq=False)
 class PairEquation(Equation):
-    tensors: tuple[Tensor, ...] = ()
-    has_energy = False
-
-    def with_tensors(self, tensors):
-        return replace(self, tensors=tensors)
+    x: Tensor
+    first: Tensor
+    second: Tensor
 
     def initial(self):
-        x = self.tensors[0]
-        return x.new_zeros(len(x), 4), x.new_zeros(len(x), 2, 3)
+        return self.x.new_zeros(len(self.x), 4), self.x.new_zeros(len(self.x), 2, 3)
 
     def __call__(self, state):
-        x, first, second = self.tensors
         a, b = state
-        mixed = a @ second.mT
-        return torch.tanh(b.flatten(1) @ first.mT + x), (mixed.tanh() + 0.5 * mixed.sin()).unflatten(
-            1, (2, 3)
+        mixed = a @ self.second.mT
+        return (
+            torch.tanh(b.flatten(1) @ self.first.mT + self.x),
+            (mixed.tanh() + 0.5 * mixed.sin()).unflatten(1, (2, 3)),
         )
-
-    def energy(self, state):
-        raise NotImplementedError
 
     def contraction(self, state=None) -> Certificate:
         raise NotImplementedError
@@ -140,5 +134,5 @@ def test_linearization_by_automatic_differentiation():
     for product, expected in ((linearization.jvp, dense @ v), (linearization.vjp, dense.mT @ v)):
         a, b = product(parts)
         torch.testing.assert_close(torch.cat((a.flatten(), b.flatten())), expected, rtol=1e-12, atol=1e-13)
-    assert linearization.structure == "none"
     assert linearization.symmetric is None
+    assert equation.structure == "none"

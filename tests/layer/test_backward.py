@@ -10,7 +10,7 @@ from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, Implicit, OneStep, 
 from opteq.activations import get_activation
 from opteq.equation import Equation
 from opteq.maps.base import EquilibriumMap
-from opteq.maps.similarity import SimilarityEquation
+from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.similarity import Similarity
 from tests.solvers.problems import TwoBranches
 

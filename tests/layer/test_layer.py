@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from opteq.rounding import tolerated
 from torch import nn
 
 from opteq import (
@@ -25,7 +26,6 @@ from opteq.errors import ConfigError, NonFiniteError, OpteqError, ShapeError
 from opteq.layer import solve_log
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.optequnit import OptEqEquation
-from opteq.rounding import tolerated
 from tests.solvers.problems import TwoBranches
 
 

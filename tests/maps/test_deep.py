@@ -18,6 +18,7 @@ from opteq import (
     solve_log,
 )
 from opteq.errors import ConfigError, ShapeError
+from opteq.operators.dense import BoundDense
 from tests.conformance.reference import jacobian, random
 from tests.maps.problems import EXACT, STATE, conv_unit, dense_unit, equilibrium, formula, inputs, mixed_units
 
@@ -119,7 +120,8 @@ def test_the_form_of_two_units_is_symmetric_in_its_metric(alpha, multiblock):
     state = tuple(z.split(STATE, 1)) if multiblock else z
     linearization = equation.linearize(state)
     form = linearization.symmetric
-    assert linearization.structure == "symmetrizable"
+    assert form is not None
+    assert equation.structure == "none"
 
     def dense(product):
         columns = []
@@ -146,19 +148,21 @@ def test_the_form_of_two_units_is_symmetric_in_its_metric(alpha, multiblock):
 
 
 @pytest.mark.spec("R2.1", "R3.1")
-def test_the_chain_rule_evaluates_each_unit_once():
+def test_the_chain_rule_evaluates_each_unit_once(monkeypatch):
     calls = []
 
-    class Counting(Dense):
-        def matvec(self, weights, x):
-            calls.append("W")
-            return super().matvec(weights, x)
+    plain = BoundDense.__call__
 
-    units = [OptEqUnit(Counting(4, 6), Dense(3, 6), max_norm=None) for _ in range(3)]
+    def counting(bound, x):
+        calls.append("W")
+        return plain(bound, x)
+
+    units = [OptEqUnit(Dense(4, 6), Dense(3, 6), max_norm=None) for _ in range(3)]
     for unit in units:
         unit.W.weight.data.mul_(0.3)
         unit.norm_checked = True
     equation = DeepOptEq(units).bind(torch.randn(2, 3)).detach()
+    monkeypatch.setattr(BoundDense, "__call__", counting)
     equation.linearize(torch.randn(2, 4))
     assert len(calls) == 3
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, Patches
 from opteq.errors import ConfigError, ShapeError
-from opteq.maps.similarity import SimilarityEquation
-from opteq.objectives.gaussian import GaussianSimilarity
+from opteq.maps.similarityequation import SimilarityEquation
+from opteq.objectives.gaussiansimilarity import GaussianSimilarity
 from tests.conformance.instances import MAPS, seeded
 from tests.conformance.reference import random
 
@@ -65,7 +65,7 @@ def test_one_step_of_the_published_algorithm(seed: int):
             r = vector(residual, place) @ hidden
             back = math.exp(-gamma * np.sum(r**2)) * r @ hidden.T
             pooled[sample][place] = torch.from_numpy(back.reshape(2, 2, 2).transpose(2, 0, 1).copy())
-    expected = torch.relu(module.W.adjoint(pooled))
+    expected = torch.relu(module.W.bind((2, 4, 4)).adjoint(pooled))
     torch.testing.assert_close(module.bind(x)(y), expected, rtol=1e-11, atol=1e-13)
 
 

@@ -20,7 +20,7 @@ from opteq import (
     SigmoidKernel,
 )
 from opteq.errors import ConfigError, ShapeError
-from opteq.maps.similarity import SimilarityEquation
+from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.inner_product import InnerProductSimilarity
 from tests.conformance.instances import seeded
 from tests.conformance.reference import jacobian, random, spectral_norm
@@ -70,7 +70,7 @@ def test_the_linear_kernel_is_optequs_model_in_the_state_y():
     unit = OptEqUnit(Dense(5, 4), module.injection.operator, bias=False, max_norm=None).double()
     x = random(6, 3)
     with torch.no_grad():
-        (W,) = module.bind(x).similarity.weights
+        (W,) = module.bind(x).similarity.W.tensors
         unit.W.weight.copy_(W.mT)
         unit.norm_checked = True
     y = EquilibriumLayer(module, EXACT)(x)
@@ -178,9 +178,12 @@ def test_every_sample_has_its_own_step():
     module, x = dense("sigmoid", normalise=False), random(4, 3)
     x[1] *= 100
     y = random(4, 4, seed=1)
-    together, _ = module.bind(x).gradient_map()
-    alone = torch.cat([module.bind(x[i : i + 1]).gradient_map()[0](y[i : i + 1]) for i in range(4)])
-    torch.testing.assert_close(together(y), alone, rtol=1e-12, atol=1e-13)
+
+    def step(x, y):
+        return module.bind(x).reformulate(gradient=True).function(y)
+
+    alone = torch.cat([step(x[i : i + 1], y[i : i + 1]) for i in range(4)])
+    torch.testing.assert_close(step(x, y), alone, rtol=1e-12, atol=1e-13)
 
 
 def test_nesterov_is_refused_without_a_bound():

@@ -1,7 +1,5 @@
 """The unit is the proximal operator that theory says it is."""
 
-from dataclasses import replace
-
 import cvxpy as cp
 import numpy as np
 import pytest
@@ -24,6 +22,7 @@ from opteq import (
 from opteq.activations import Activation
 from opteq.errors import ConfigError, ShapeError
 from opteq.maps.optequnit import OptEqEquation
+from opteq.operators.dense import BoundDense
 from opteq.solvers.base import solve_fixed_point
 from tests.conformance.instances import ACTIVATIONS, seeded
 from tests.conformance.reference import jacobian, random
@@ -34,10 +33,16 @@ every_mu = pytest.mark.parametrize("mu", [1.0, 2.5])
 EXACT = Anderson(tol=1e-13, max_steps=3000)
 
 
-def unit(activation: Activation | str = "relu", mu: float = 1.0, hidden: int = 6, seed: int = 0) -> OptEqUnit:
-    """A unit with a dense `W` (4 → hidden), singular values up to `0.95 √μ`, never constrained."""
+def unit(
+    activation: Activation | str = "relu",
+    mu: float = 1.0,
+    hidden: int = 6,
+    seed: int = 0,
+    max_norm: float | None = None,
+) -> OptEqUnit:
+    """A unit with a dense `W` (4 → hidden), singular values up to `0.95 √μ`."""
     module = seeded(
-        lambda: OptEqUnit(Dense(4, hidden), Dense(3, hidden), activation, mu=mu, max_norm=None), seed
+        lambda: OptEqUnit(Dense(4, hidden), Dense(3, hidden), activation, mu=mu, max_norm=max_norm), seed
     )
     with torch.no_grad():
         left, _, right = torch.linalg.svd(module.W.weights[0], full_matrices=False)
@@ -53,7 +58,7 @@ def equation_of(module: OptEqUnit, batch: int = 5, seed: int = 0) -> OptEqEquati
 
 
 def matrix(equation: OptEqEquation) -> Tensor:
-    return equation.weights[0]
+    return equation.W.tensors[0]
 
 
 @every_activation
@@ -118,7 +123,9 @@ def test_both_objectives_agree_at_the_equilibrium(activation: Activation, mu: fl
     assert torch.isfinite(equation.objective(star)).all()
     # Feasible for indicators only up to rounding, so a step of the hidden state makes it so exactly.
     hidden = activation(equation.preactivation(star))
-    torch.testing.assert_close(equation.hidden_objective(hidden), equation.objective(star), rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(
+        equation.hidden_objective(hidden), equation.objective(star), rtol=1e-9, atol=1e-10
+    )
     if not activation.indicator:
         torch.testing.assert_close(phi(equation, star), equation.objective(star), rtol=1e-9, atol=1e-10)
 
@@ -248,21 +255,21 @@ def test_the_certificate_is_sharp_for_a_linear_unit(seed: int):
     torch.testing.assert_close(equation.contraction().value, true, rtol=1e-10, atol=0)
 
 
-def prepared_of(module: OptEqUnit, batch: int) -> OptEqEquation:
-    equation = equation_of(module, batch).prepared()
-    assert equation.gram is not None
-    return equation
+def kept_unit(activation: Activation | str = "relu", mu: float = 1.0, hidden: int = 6) -> OptEqUnit:
+    """A unit whose norm is kept where Theorem 1 asks for it, by a ceiling that its weights are below."""
+    return unit(activation, mu, hidden, max_norm=0.97 * mu**0.5)
 
 
 @every_activation
 @every_mu
 @pytest.mark.parametrize("hidden", [3, 6])
 def test_the_hidden_variable_has_the_same_equilibrium(activation: Activation, mu: float, hidden: int):
-    module = unit(activation, mu, hidden)
-    equation = prepared_of(module, 40)
-    form = equation.substitution()
-    assert form is not None
-    (W,) = equation.weights
+    module = kept_unit(activation, mu, hidden)
+    equation = equation_of(module, 40)
+    form = equation.reformulate()
+    assert form.recover is not None
+    assert form.scale == 1
+    W = matrix(equation)
     torch.testing.assert_close(form.first, form.function(form.initial), rtol=0, atol=0)
     z = random(40, 4, seed=3)
     # F(W z) = W T(z), and the recovered state is T(z).
@@ -279,11 +286,12 @@ def test_the_hidden_variable_has_the_same_equilibrium(activation: Activation, mu
 def test_the_adjoint_in_the_hidden_variable_gives_the_same_gradients(
     activation: Activation, mu: float, hidden: int
 ):
-    equation = prepared_of(unit(activation, mu, hidden), 40)
+    equation = equation_of(kept_unit(activation, mu, hidden), 40)
+    assert equation.gram is not None
     z, g = random(40, 4, seed=3), random(40, 4, seed=4)
     J = jacobian(equation, z)
     u = torch.linalg.solve(torch.eye(4) - J.mT, g[:, :, None])[:, :, 0]
-    expected = replace(equation, gram=None).linearize(z).pullback(u)
+    expected = equation.linearize(z).pullback(u)
     method = Implicit(tol=1e-13, max_steps=200)
     infos = []
     torch.testing.assert_close(method.pullback(equation, z, g, infos.append), expected, rtol=1e-9, atol=1e-10)
@@ -291,15 +299,16 @@ def test_the_adjoint_in_the_hidden_variable_gives_the_same_gradients(
     form = equation.linearize(z).symmetric
     assert form is not None
     D = equation.activation.derivative(equation.preactivation(z))
-    q = (D / mu).sqrt() * (u @ equation.weights[0].mT)
+    q = (D / mu).sqrt() * (u @ matrix(equation).mT)
     torch.testing.assert_close(form.enter(g) + form.matvec(q), q, rtol=1e-9, atol=1e-11)
     torch.testing.assert_close(form.leave(q, g), u, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("tol", [1e-2, 1e-4, 1e-8])
 def test_a_residual_of_the_hidden_variable_bounds_that_of_the_state(tol: float):
-    module = unit("relu", hidden=6)
+    module = kept_unit()
     x = 2 * random(200, 3)
+    assert module.bind(x).detach().reformulate().recover is not None
     solution = EquilibriumLayer(module, Anderson(tol=tol)).solve(x)
     image = module.bind(x)(solution.state)
     residual = (image - solution.state).norm(dim=1) / image.norm(dim=1)
@@ -310,21 +319,37 @@ def test_a_residual_of_the_hidden_variable_bounds_that_of_the_state(tol: float):
 
 
 def test_gradient_steps_do_without_the_gram_matrix(monkeypatch):
-    monkeypatch.setattr(Dense, "gram", lambda *_: pytest.fail("no one uses it"))
-    value = EquilibriumLayer(unit(), Nesterov(), Implicit(method="gmres"))(2 * random(40, 3))
+    monkeypatch.setattr(BoundDense, "gram", lambda *_: pytest.fail("no one uses it"))
+    value = EquilibriumLayer(kept_unit(), Nesterov(), Implicit(method="gmres"))(2 * random(40, 3))
     value.sum().backward()
 
 
 def test_the_gram_matrix_belongs_to_its_weights_and_to_full_precision():
-    equation = prepared_of(unit(), 40)
-    assert equation.with_tensors(equation.tensors).gram is None
+    equation, y = equation_of(kept_unit(), 40), random(40, 6, seed=3)
+    W = matrix(equation)
+    assert equation.gram is not None
+    torch.testing.assert_close(equation.gram(y), y @ W @ W.mT, rtol=1e-12, atol=1e-13)
+    # Other weights have a matrix of their own.
+    injection, weight = equation.tensors
+    other = equation.with_tensors((injection, 0.5 * weight))
+    assert other.gram is not None
+    torch.testing.assert_close(other.gram(y), y @ W @ W.mT / 4, rtol=1e-12, atol=1e-13)
     with torch.autocast("cpu"):
-        assert equation_of(unit(), 40).prepared().gram is None
+        assert equation_of(kept_unit(), 40).gram is None
     # A hidden variable twice as large as the state saves nothing, and a sample or two of many numbers little.
-    assert equation_of(unit(hidden=9), 40).prepared().gram is None
-    weights = (torch.zeros(64, 64),)
-    assert Dense(64, 64).gram(weights, products=64) is None
-    assert Dense(64, 64).gram(weights, products=65) is not None
+    assert equation_of(kept_unit(hidden=9), 40).gram is None
+    bound = Dense(64, 64).bind((64,))
+    assert bound.gram(products=64) is None
+    assert bound.gram(products=65) is not None
+
+
+def test_a_norm_that_is_only_trusted_in_leaves_the_variable_to_be_the_state():
+    # A residual of u may be the smaller one where L_σ‖W‖² exceeds μ.
+    for module in (unit(), unit(max_norm=1.01), unit("softplus", mu=0.9, max_norm=0.97)):
+        form = equation_of(module, 40).reformulate()
+        assert form.recover is None
+        assert form.initial.shape == (40, 4)
+    assert equation_of(kept_unit(), 40).reformulate().recover is not None
 
 
 @pytest.mark.parametrize(

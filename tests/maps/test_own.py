@@ -21,7 +21,7 @@ from opteq import (
     Unrolled,
 )
 from opteq.errors import ConfigError, ShapeError
-from opteq.maps.similarity import SimilarityEquation
+from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.autograd import AutogradSimilarity
 from opteq.theory.certificates import certify
 from tests.conformance.instances import ESTIMATED_MAPS, Student, seeded

@@ -69,10 +69,89 @@ def test_a_source_is_compiled_once(source, tmp_path, build, monkeypatch):
     assert kept(tmp_path) == [file]
 
 
-def test_it_can_be_switched_off(monkeypatch):
+def test_what_is_kept_needs_no_compiler(source, build, monkeypatch):
+    build()
+    monkeypatch.setattr(building.shutil, "which", lambda name: None)
+    assert build().functions.answer() == 42
+
+
+def told(build, caplog):
+    """What is said to who asks, and to who does not, the latter once."""
+    with caplog.at_level(logging.INFO, "opteq.native"):
+        build()
+        status = native.status()
+        assert building.library() is building.library()
+    assert not status.used
+    (record,) = caplog.records
+    assert status.account in record.getMessage()
+    assert "\n" not in record.getMessage()
+    assert f"opteq goes without compiled code: {status.account}." == str(status)
+    return record.levelname, status.account
+
+
+def test_a_library_that_is_there_is_told_of_to_who_asks_alone(source, build, caplog, tmp_path):
+    with caplog.at_level(logging.INFO, "opteq.native"):
+        build()
+        assert str(native.status()).startswith("opteq uses compiled code: compiled now, and kept as ")
+        build()
+        (file,) = kept(tmp_path)
+        assert str(native.status()) == f"opteq uses compiled code: kept as {file}."
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/cc", "no-such-compiler -m32", 'cc "'])
+def test_without_a_compiler(source, monkeypatch, compiler, build, caplog):
+    monkeypatch.setenv("CC", compiler)
+    level, account = told(build, caplog)
+    assert level == "WARNING"
+    assert account == f"there is no C compiler {compiler.removesuffix(' -m32')!r}; install gcc or set CC"
+
+
+def test_without_the_processor(source, monkeypatch, build, caplog):
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    level, account = told(build, caplog)
+    assert level == "INFO"
+    assert "x86 processors with AVX2" in account
+
+
+def test_with_a_source_that_does_not_compile(source, build, caplog, tmp_path):
+    source.write_text("int answer(void) { return missing; }\n")
+    level, account = told(build, caplog)
+    assert level == "WARNING"
+    assert account.startswith("the C compiler 'cc' failed: ")
+    assert "missing" in account
+    assert account.endswith("; set CC to another one")
+    assert kept(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("exec sleep 60", "did not finish within 0.5 seconds"),
+        ("exit 3", "failed: exit status 3"),
+        ("exit 0", "made nothing that can be used: "),
+        ("while [ $1 != -o ]; do shift; done; echo nonsense > $2", "made nothing that can be used: "),
+    ],
+)
+def test_with_a_compiler_that_makes_nothing(source, tmp_path, monkeypatch, script, why, build, caplog):
+    monkeypatch.setattr(building, "_PATIENCE", 0.5)
+    compiler = tmp_path / "compiler"
+    compiler.write_text(f"#!/bin/sh\n{script}\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    level, account = told(build, caplog)
+    assert level == "WARNING"
+    assert account.startswith(f"the C compiler '{compiler}' {why}")
+    assert kept(tmp_path) == []
+
+
+def test_switched_off(monkeypatch):
     assert native.available()
+    assert native.status().used
     monkeypatch.setattr(native, "enabled", False)
     assert not native.available()
+    assert not native.status().used
+    assert "switched off, by opteq.native.enabled = False" in str(native.status())
 
 
 def test_another_source_is_another_library(source, tmp_path, build):
@@ -100,22 +179,6 @@ def test_a_folder_that_others_can_write_to_is_not_trusted(source, tmp_path, buil
     folder.chmod(0o777)
     assert build().functions.answer() == 42
     assert kept(tmp_path) == []
-
-
-def test_a_source_that_does_not_compile_is_done_without(source, caplog, tmp_path, build):
-    source.write_text("int answer(void) { return missing; }\n")
-    with caplog.at_level(logging.WARNING):
-        assert build().functions is None
-    assert "missing" in caplog.text
-    assert kept(tmp_path) == []
-
-
-@pytest.mark.parametrize("compiler", ["/nowhere/cc", "no-such-compiler -m32", 'cc "'])
-def test_without_a_compiler_it_is_done_without(source, monkeypatch, compiler, build):
-    monkeypatch.setenv("CC", compiler)
-    found = build()
-    assert found.functions is None
-    assert "install gcc or set CC" in found.account
 
 
 @pytest.mark.parametrize(("end", "answer"), [('exec cc "$@"', 42), ("exit 1", None)])
@@ -153,16 +216,11 @@ def test_a_foreign_library_is_made_again(source, tmp_path, build):
     assert subprocess.run([sys.executable, "-c", script]).returncode == 0
 
 
-def test_without_the_processor_it_is_done_without(source, monkeypatch, build):
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
-    found = build()
-    assert found.functions is None
-    assert "AVX2" in found.account
-
-
-def test_processes_that_compile_at_once_do_not_disturb_each_other(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    script = "import sys; from opteq import native; sys.exit(not native.available())"
+def test_processes_that_compile_at_once_do_not_disturb_each_other(source, tmp_path):
+    script = (
+        "import sys, pathlib; from opteq.native import building as b; b.declare = lambda library: library;"
+        f" b._SOURCES = pathlib.Path({str(source.parent)!r}); sys.exit(b.library().functions.answer() - 42)"
+    )
     with ThreadPoolExecutor(3) as pool:
         codes = list(pool.map(lambda _: subprocess.run([sys.executable, "-c", script]).returncode, range(3)))
     assert codes == [0, 0, 0]

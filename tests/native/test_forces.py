@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from opteq.rounding import tolerating
 
 from opteq import Conv2d, GaussianMap, Patches, native
 from opteq.native.forces import force_in_place, response_in_place
-from opteq.rounding import tolerating
 
 # Channels and size of a patch, channels and sides of the images.
 SHAPES = [

@@ -1,4 +1,4 @@
-"""`W · min(1, ζ/‖W‖)`."""
+"""`W · min(1, ζ/‖W‖)`, how `Ceiling` binds."""
 
 import pytest
 import torch
@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from opteq import Conv2d, Dense
 from opteq.errors import NonFiniteError
-from opteq.operators.constraint import constrained_weights
+from opteq.operators.bound import BoundOperator
 from tests.conformance.instances import OPERATORS, OperatorCase
-from tests.conformance.reference import matrix_of, random, spectral_norm
+from tests.conformance.reference import dense, random, spectral_norm
 
 with_weights = pytest.mark.parametrize(
     "case",
@@ -18,8 +18,8 @@ with_weights = pytest.mark.parametrize(
 )
 
 
-def norm_of(operator, weights, domain) -> float:
-    return spectral_norm(matrix_of(lambda x: operator.matvec(weights, x), domain)).item()
+def norm_of(bound: BoundOperator) -> float:
+    return spectral_norm(dense(bound)).item()
 
 
 @with_weights
@@ -28,8 +28,8 @@ def norm_of(operator, weights, domain) -> float:
 @pytest.mark.spec("R1.6")
 def test_the_norm_does_not_exceed_the_ceiling(case: OperatorCase, seed: int, ceiling: float):
     operator = case.operator(seed).eval()
-    before = norm_of(operator, operator.weights, case.domain)
-    after = norm_of(operator, constrained_weights(operator, case.domain, ceiling), case.domain)
+    before = norm_of(operator.bind(case.domain))
+    after = norm_of(operator.bind(case.domain, ceiling))
     assert after == pytest.approx(min(before, ceiling), rel=1e-5)
 
 
@@ -37,16 +37,16 @@ def test_the_norm_does_not_exceed_the_ceiling(case: OperatorCase, seed: int, cei
 @pytest.mark.spec("R1.6")
 def test_weights_below_the_ceiling_stay_as_they_are(case: OperatorCase):
     operator = case.operator()
-    for ceiling in (None, 1.01 * norm_of(operator, operator.weights, case.domain)):
-        constrained = constrained_weights(operator, case.domain, ceiling)
-        assert all(a is b for a, b in zip(constrained, operator.weights, strict=True))
+    for ceiling in (None, 1.01 * norm_of(operator.bind(case.domain))):
+        bound = operator.bind(case.domain, ceiling)
+        assert all(a is b for a, b in zip(bound.tensors, operator.weights, strict=True))
 
 
 @with_weights
 def test_stored_weights_stay_untouched(case: OperatorCase):
     operator = case.operator()
     before = [w.clone() for w in operator.weights]
-    constrained_weights(operator, case.domain, 0.01)
+    operator.bind(case.domain, 0.01)
     assert all(torch.equal(a, b) for a, b in zip(before, operator.weights, strict=True))
 
 
@@ -54,30 +54,28 @@ def test_the_norm_of_a_convolution_is_not_that_of_its_reshaped_kernel():
     # All ones: the reshaped 1 × 9 kernel has norm 3, the operator on a large image almost 9.
     operator = Conv2d(1, 1, 3).double()
     torch.nn.init.ones_(operator.weight)
-    weights = constrained_weights(operator, (1, 12, 12), 1.0)
-    assert norm_of(operator, weights, (1, 12, 12)) == pytest.approx(1.0, rel=1e-6)
+    assert norm_of(operator.bind((1, 12, 12), 1.0)) == pytest.approx(1.0, rel=1e-6)
 
 
 @with_weights
 @pytest.mark.spec("R1.6")
 def test_the_gradient_passes_through_the_scale(case: OperatorCase):
     operator = case.operator().eval()
-    ceiling = 0.5 * norm_of(operator, operator.weights, case.domain)
+    plain = operator.bind(case.domain)
+    ceiling = 0.5 * norm_of(plain)
     index = len(operator.weights) - 1
     weight = operator.weights[index].detach().clone()
     cotangents = [random(*w.shape, seed=1) for w in operator.weights]
     direction = random(*weight.shape, seed=2)
 
-    value = sum(
-        (c * w).sum()
-        for c, w in zip(cotangents, constrained_weights(operator, case.domain, ceiling), strict=True)
-    )
+    bound = operator.bind(case.domain, ceiling)
+    value = sum((c * w).sum() for c, w in zip(cotangents, bound.tensors, strict=True))
     gradient = torch.autograd.grad(value, operator.weights)[index]  # type: ignore[arg-type]
 
     def by_singular_values(moved: torch.Tensor) -> float:
         weights = [*operator.weights]
         weights[index] = moved
-        scale = min(1.0, ceiling / norm_of(operator, tuple(weights), case.domain))
+        scale = min(1.0, ceiling / norm_of(plain.with_tensors(tuple(weights))))
         weights[0] = weights[0] * scale
         return sum((c * w).sum().item() for c, w in zip(cotangents, weights, strict=True))
 
@@ -91,4 +89,4 @@ def test_weights_without_a_finite_norm_are_reported(value: float):
     operator = Dense(3, 4)
     torch.nn.init.constant_(operator.weight, value)
     with pytest.raises(NonFiniteError, match="near overflow, as when a training diverges"):
-        constrained_weights(operator, (3,), 0.97)
+        operator.bind((3,), 0.97)

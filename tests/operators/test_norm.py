@@ -73,9 +73,9 @@ def test_data_parallel_processes_start_alike():
 def test_what_inference_mode_computed_serves_a_backward_pass():
     operator = Conv2d(3, 4, 3)
     with torch.inference_mode():
-        norm, bound = operator.norm((3, 5, 5)), operator.norm_bound((3, 5, 5))
+        norm, bound = operator.norm((3, 5, 5)), operator.bind((3, 5, 5)).norm_bound()
     assert not bound.is_inference()
     again = operator.norm((3, 5, 5))
     assert torch.equal(again, norm)
-    (gradient,) = torch.autograd.grad(again * operator.norm_bound((3, 5, 5)).float(), operator.weight)
+    (gradient,) = torch.autograd.grad(again * operator.bind((3, 5, 5)).norm_bound().float(), operator.weight)
     assert gradient.norm() > 0

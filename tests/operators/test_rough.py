@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from opteq import Conv2d, EquilibriumLayer, OptEqUnit, native
-from opteq.rounding import tolerating
+from opteq.operators.conv import BoundConv2d
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no C compiler, or another processor")
 
@@ -31,10 +31,11 @@ def error(value, exact):
 def test_a_parameter_that_was_changed_through_its_data_is_seen(frozen):
     x, weight, y = drawn(4, 32, 32, 8, 8)
     operator = Conv2d(32, 32).requires_grad_(not frozen)
-    with tolerating(1e-3):
-        operator(x), operator.adjoint(y)
-        operator.weight.data.copy_(weight)
-        image, back = operator(x), operator.adjoint(y)
+    before = operator.bind((32, 8, 8), error=1e-3)
+    before(x), before.adjoint(y)
+    operator.weight.data.copy_(weight)
+    after = operator.bind((32, 8, 8), error=1e-3)
+    image, back = after(x), after.adjoint(y)
     assert error(image.detach(), F.conv2d(x.double(), weight.double(), padding=1)) < ERROR
     assert error(back.detach(), F.conv_transpose2d(y.double(), weight.double(), padding=1)) < ERROR
 
@@ -61,9 +62,8 @@ def test_products_in_a_graph_have_gradients(adjoint):
     operator.weight.data.copy_(weight)
     given, other = (y, x) if adjoint else (x, y)
     given.requires_grad_()
-    with tolerating(1e-3):
-        image = operator.adjoint(given) if adjoint else operator(given)
-    # Outside, as the backward pass of a training step is.
+    bound = operator.bind((24, 9, 8), error=1e-3)
+    image = bound.adjoint(given) if adjoint else bound(given)
     gradients = torch.autograd.grad(image, (given, operator.weight), other)
     double = [t.detach().double().requires_grad_() for t in (given, weight)]
     product = F.conv_transpose2d if adjoint else F.conv2d
@@ -78,8 +78,7 @@ def test_products_in_a_graph_can_be_differentiated_twice():
     operator = Conv2d(16, 16)
     operator.weight.data.copy_(weight)
     x.requires_grad_()
-    with tolerating(1e-3):
-        (first,) = torch.autograd.grad(operator(x).tanh().sum(), x, create_graph=True)
+    (first,) = torch.autograd.grad(operator(x, error=1e-3).tanh().sum(), x, create_graph=True)
     second = torch.autograd.grad(first.square().sum(), (x, operator.weight))
     double, kernel = x.detach().double().requires_grad_(), weight.double().requires_grad_()
     image = F.conv2d(double, kernel, padding=1).tanh().sum()
@@ -91,42 +90,43 @@ def test_products_in_a_graph_can_be_differentiated_twice():
 def test_only_the_gradients_that_are_asked_for_are_computed(monkeypatch):
     x, _, _ = drawn(4, 32, 32, 8, 8)
     operator = Conv2d(32, 32)
-    monkeypatch.setattr(Conv2d, "rmatvec", lambda *_: pytest.fail("no one wants the gradient of the image"))
-    with tolerating(1e-3):
-        operator(x).sum().backward()
+    unwanted = "no one wants the gradient of the image"
+    monkeypatch.setattr(BoundConv2d, "adjoint", lambda *_: pytest.fail(unwanted))
+    operator(x, error=1e-3).sum().backward()
     assert operator.weight.grad is not None
 
 
-def test_norms_are_exact_whatever_is_tolerated():
+def test_norms_are_exact_whatever_error_is_allowed():
     operator = Conv2d(32, 32)
-    with tolerating(1e-3):
-        rough = operator.norm((32, 8, 8)), operator.norm_bound((32, 8, 8))
+    rough = operator.bind((32, 8, 8), ceiling=0.5, error=1e-3).detach()
     other = Conv2d(32, 32)
     other.load_state_dict(operator.state_dict())
-    assert torch.equal(rough[0], other.norm((32, 8, 8)))
-    assert torch.equal(rough[1], other.norm_bound((32, 8, 8)))
+    exact = other.bind((32, 8, 8), ceiling=0.5).detach()
+    assert torch.equal(rough.tensors[0], exact.tensors[0])
+    assert torch.equal(rough.quick_norm_bound(), exact.quick_norm_bound())
+    assert torch.equal(rough.norm_bound(), exact.quick_norm_bound())
 
 
 def test_images_that_do_not_fit_are_left_to_pytorch():
     x, weight, y = drawn(2, 32, 48, 16, 16)
-    operator = Conv2d(32, 48)
-    with torch.no_grad(), tolerating(1e-3):
+    bound = Conv2d(32, 48).bind((32, 16, 16), error=1e-3).with_tensors((weight,))
+    with torch.no_grad():
         with pytest.raises(RuntimeError, match="channels"):
-            operator.matvec((weight,), x[:, :20])
+            bound(x[:, :20])
         with pytest.raises(RuntimeError, match="channels"):
-            operator.rmatvec((weight,), x)
+            bound.adjoint(x)
         with pytest.raises(RuntimeError):
-            operator.weight_gradient((weight,), x, y[:1, :, :8])
-        image = operator.matvec((weight,), x[0])
-        torch.testing.assert_close(image, operator.matvec((weight,), x)[0], rtol=1e-4, atol=1e-3)
+            bound.weight_gradient((x, y[:1, :, :8]))
+        torch.testing.assert_close(bound(x[0]), bound(x)[0], rtol=1e-4, atol=1e-3)
 
 
 def test_a_sign_that_is_still_to_be_applied_is_applied():
     x, weight, _ = drawn(2, 16, 16, 16, 16)
-    with torch.no_grad(), tolerating(1e-3):
-        image = Conv2d(16, 16).matvec((weight,), x)
-        for pair in ((torch._neg_view(weight), x), (weight, torch._neg_view(x))):
-            found = Conv2d(16, 16).matvec(pair[:1], pair[1])
+    bound = Conv2d(16, 16).bind((16, 16, 16), error=1e-3).with_tensors((weight,))
+    with torch.no_grad():
+        image = bound(x)
+        for weights, given in (((torch._neg_view(weight),), x), ((weight,), torch._neg_view(x))):
+            found = bound.with_tensors(weights)(given)
             torch.testing.assert_close(found, -image, rtol=1e-4, atol=1e-3)
 
 
@@ -134,10 +134,10 @@ def test_operators_use_it_in_groups_of_one_alone():
     x, _, y = drawn(2, 32, 32, 16, 16)
     for groups, fast in ((1, True), (2, False)):
         operator = Conv2d(32, 32, groups=groups)
-        with torch.no_grad():
-            exact = operator(x), operator.adjoint(y), operator.weight_gradient(operator.weights, x, y)[0]
-            with tolerating(1e-3):
-                found = operator(x), operator.adjoint(y), operator.weight_gradient(operator.weights, x, y)[0]
+        exact, found = (
+            (bound(x), bound.adjoint(y), *bound.weight_gradient((x, y)))
+            for bound in (operator.bind((32, 16, 16), error=error).detach() for error in (0.0, 1e-3))
+        )
         for a, b in zip(found, exact, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4 * b.abs().max().item())
             assert torch.equal(a, b) is not fast

@@ -1,6 +1,6 @@
 """Fixed-point problems with known solutions, and a map whose state has two branches."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -74,7 +74,7 @@ class TwoBranches(EquilibriumMap):
     def joint_weight(self):
         return torch.cat((self.first, self.second), dim=1)
 
-    def bind(self, x):
+    def bind(self, x, error=0.0):
         return TwoBranchEquation(x, self.first, self.second)
 
 
@@ -85,11 +85,8 @@ class TwoBranchEquation(Equation):
     second: torch.Tensor
 
     @property
-    def tensors(self):
-        return (self.injection, self.first, self.second)
-
-    def with_tensors(self, tensors):
-        return replace(self, injection=tensors[0], first=tensors[1], second=tensors[2])
+    def structure(self):
+        return "proximal"
 
     def initial(self):
         batch = len(self.injection)
@@ -102,15 +99,16 @@ class TwoBranchEquation(Equation):
         hidden = self._preactivation(state).tanh()
         return hidden @ self.first, (hidden @ self.second).unflatten(1, (2, 2, 2))
 
-    def energy(self, state):
+    @property
+    def objective(self):
+        return self._objective
+
+    def _objective(self, state):
         square = state[0].square().sum(1) + state[1].square().flatten(1).sum(1)
         return 0.5 * square - self._preactivation(state).cosh().log().sum(1)
 
     def contraction(self, state=None):
         return Certificate(torch.linalg.matrix_norm(torch.cat(self.tensors[1:], dim=1), 2).square(), "exact")
-
-    def gradient_map(self):
-        return self, 1.0
 
 
 def joined(state):

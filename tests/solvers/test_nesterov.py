@@ -67,7 +67,7 @@ def test_maps_that_are_no_gradient_step_are_refused():
         layer(torch.randn(1, 2, 4, 4))
 
     class Anything(Equation):
-        tensors = with_tensors = initial = energy = contraction = __call__ = None
+        initial = contraction = __call__ = None
 
     with pytest.raises(ConfigError, match="Anything is no gradient step; use Anderson instead of Nesterov"):
-        Anything().gradient_map()
+        Anything().reformulate(gradient=True)

@@ -14,8 +14,10 @@ def test_phi_equals_the_dual_at_equilibria_where_units_rest(mu):
     x = torch.randn(20, 4, dtype=torch.float64)
     z, equation = layer(x).detach(), layer.bind(x).detach()
     assert (equation.preactivation(z) < 0).any()  # where rounding may leave the cone of feasible states
-    torch.testing.assert_close(closed_form_objective(equation, z), equation.objective(z), rtol=1e-8, atol=1e-9)
-    (weight,) = equation.weights
+    torch.testing.assert_close(
+        closed_form_objective(equation, z), equation.objective(z), rtol=1e-8, atol=1e-9
+    )
+    (weight,) = equation.W.tensors
     outside = -torch.ones(1, 6, dtype=torch.float64) @ weight  # W⁻ᵀz = -1
     assert closed_form_objective(equation, outside.expand(20, 6)).isinf().all()
 
@@ -28,7 +30,9 @@ def test_phi_is_finite_where_activations_are_saturated(activation):
     x = 60 * torch.randn(40, 4, dtype=torch.float64)
     z, equation = layer(x).detach(), layer.bind(x).detach()
     # So near to the ends of the range that W⁻ᵀz, rounded, lies outside of it.
-    y = torch.linalg.solve(equation.weights[0].mT, z.mT).mT
+    y = torch.linalg.solve(equation.W.tensors[0].mT, z.mT).mT
     low, high = get_activation(activation).limits
     assert ((y < low) | (y > high)).any()
-    torch.testing.assert_close(closed_form_objective(equation, z), equation.objective(z), rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(
+        closed_form_objective(equation, z), equation.objective(z), rtol=1e-8, atol=1e-8
+    )

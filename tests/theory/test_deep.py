@@ -14,8 +14,8 @@ from opteq.maps.multiblock import MultiBlockEquation
 from opteq.maps.optequnit import OptEqEquation
 from opteq.maps.skip import SkipEquation
 from opteq.theory.closed_form import closed_form_objective
-from opteq.theory.theorem2 import corollary1_objective, theorem2_residual
 from opteq.theory.envelope import Envelope
+from opteq.theory.theorem2 import corollary1_objective, theorem2_residual
 from tests.conformance.reference import random
 from tests.maps.problems import EXACT, STATE, dense_unit, equilibrium, inputs, mixed_units
 
@@ -49,7 +49,7 @@ def test_the_residual_is_large_for_a_map_that_is_no_prox(alpha):
     units = []
     for unit in mixed_units(3, norm=0.7):
         e = unit.bind(inputs()).detach()
-        units.append(SkipEquation(NoProx(e.injection, e.weights, e.operator, e.activation, e.mu), alpha))
+        units.append(SkipEquation(NoProx(e.injection, e.W, e.activation, e.mu), alpha))
     equation = ChainEquation(tuple(units))
     z = equation.initial()
     for _ in range(4000):
@@ -156,12 +156,10 @@ def test_three_units_have_no_objective_and_say_so():
     deep, x = DeepOptEq(mixed_units(3), 0.8), inputs()
     equation = deep.bind(x)
     assert equation.objective is None
-    with pytest.raises(
-        NotImplementedError, match=r"chain of 3 .* no scalar objective; see .*theorem2_residual"
-    ):
-        equation.objective(random(4, STATE))
-    with pytest.raises(NotImplementedError, match="3 blocks have no scalar objective"):
-        MultiBlockEquation(equation.units).objective(tuple(random(4, STATE) for _ in range(3)))
+    assert MultiBlockEquation(equation.units).objective is None
+    for of_three in (equation, MultiBlockEquation(equation.units)):
+        with pytest.raises(ConfigError, match=r"fixed points, .*; see opteq\.theory\.theorem2 for deep models"):
+            of_three.curvature()
     with pytest.raises(ConfigError, match="Corollary 1 is about two units, got 3"):
         corollary1_objective(equation, random(4, STATE))
     solution = EquilibriumLayer(deep, EXACT).solve(x, trace=True)
@@ -208,7 +206,7 @@ def test_what_the_functions_are_not_about_is_refused():
     with pytest.raises(ConfigError, match="needs a square invertible `W`, got one of shape"):
         closed_form_objective(dense_unit().bind(x), z)
     images = OptEqUnit(Conv2d(2, 2), Conv2d(2, 2)).bind(torch.randn(1, 2, 3, 3))
-    with pytest.raises(ConfigError, match="needs a dense `W`; use `energy`"):
+    with pytest.raises(ConfigError, match="needs a dense `W`; use `objective`"):
         closed_form_objective(images, torch.randn(1, 2, 3, 3))
     for alpha in (0.0, 1.0):
         with pytest.raises(ConfigError, match=r"Expected `alpha` in \(0, 1\), got"):

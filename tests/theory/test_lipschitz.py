@@ -15,6 +15,7 @@ from opteq import (
     GaussianMap,
     HeritageDiversity,
     KernelMap,
+    KernelMOptEq,
     LinearMixing,
     MOptEq,
     MoreauSkip,
@@ -69,7 +70,7 @@ def test_the_bound_of_a_linear_mixing_against_its_closed_form():
     torch.manual_seed(0)
     matrix = torch.randn(6, 6).double()
     unit = LinearMixing(Dense(4, 6), Dense(3, 6), matrix @ matrix.mT + torch.eye(6), max_norm=0.8).double()
-    W, root = unit.bind(torch.zeros(1, 3).double()).weights
+    W, root = unit.bind(torch.zeros(1, 3).double()).W.tensors
     U, S = unit.injection.operator[0].operator.weight, root.mT @ root
     derivative = torch.linalg.solve(torch.eye(4).double() - W.mT @ S @ W, W.mT @ S @ U)
     bound = equilibrium_lipschitz(unit, torch.zeros(1, 3, dtype=torch.float64)).value
@@ -559,7 +560,7 @@ def test_refuses_what_has_no_bound():
         equilibrium_lipschitz(wide, x)
     kernels = [KernelMap(Dense(n, 3), Dense(4, n), "sigmoid", max_norm=0.8) for n in (5, 6)]
     with pytest.raises(ConfigError, match="coupled kernel maps: the width of D_τ"):
-        equilibrium_lipschitz(MOptEq(kernels), torch.zeros(1, 4))
+        equilibrium_lipschitz(KernelMOptEq(kernels), torch.zeros(1, 4))
     with pytest.raises(ConfigError, match="known for MoreauSkip"):
         equilibrium_lipschitz(MoreauSkip(wide), x)
     with pytest.raises(ConfigError, match=r"call eval\(\) first"):

@@ -9,6 +9,7 @@ from opteq import (
     GaussianMap,
     HeritageDiversity,
     KernelMap,
+    KernelMOptEq,
     MOptEq,
     Nesterov,
     OptEqUnit,
@@ -130,7 +131,7 @@ def test_a_gaussian_beyond_the_limit_is_no_certified_minimiser():
 
 def test_maps_without_an_objective_say_so():
     deep = DeepOptEq([OptEqUnit(Dense(4, n), Dense(3, n)) for n in (3, 4, 5)]).double()
-    with pytest.raises(ConfigError, match="fixed points, of which no objective is known"):
+    with pytest.raises(ConfigError, match="fixed points, and no objective is known that they"):
         equilibrium_kind(EquilibriumLayer(deep), random(2, 3))
 
 
@@ -178,7 +179,7 @@ def test_coupled_branches_beyond_the_condition_are_not_certified():
     assert not kind.minimiser.any()
     with pytest.warns(RuntimeWarning, match="no fixed point"):
         hard = MOptEq(branch_units((4, 4), 3, (3, 3)), HeritageDiversity(tau=0.0))
-    with pytest.raises(ConfigError, match="no objective is known"):
+    with pytest.raises(ConfigError, match="the map jumps: .* give the coupling a `tau`"):
         equilibrium_kind(EquilibriumLayer(hard, on_unconverged="count"), random(2, 3, 4, 4))
 
 
@@ -215,7 +216,7 @@ def test_chains_of_two_are_minimisers_of_their_objective():
 def test_the_kind_of_coupled_kernels_is_that_of_their_objective(kernel):
     torch.manual_seed(0)
     units = [KernelMap(Dense(n, 3), Dense(4, n), kernel, max_norm=0.8).double() for n in (5, 6)]
-    module, x = MOptEq(units, HeritageDiversity(0.1, tau=0.05)), random(1, 4)
+    module, x = KernelMOptEq(units, HeritageDiversity(0.1, tau=0.05)), random(1, 4)
     layer = EquilibriumLayer(module, Anderson(tol=1e-12, max_steps=500))
     kind = equilibrium_kind(layer, x)
     assert kind.minimiser.all()

@@ -23,7 +23,7 @@ def test_an_optequnit_is_proximal(activation):
     assert report.is_proximal.all()
     assert "8 of 8 points" in str(report)
     # The same Jacobian from its formula.
-    W = equation.weights[0]
+    (W,) = equation.W.tensors
     slopes = unit.activation.derivative(equation.preactivation(z))
     values = torch.linalg.eigvalsh(W.mT @ (slopes[:, :, None] * W))
     torch.testing.assert_close(report.norm, values[:, -1].detach(), rtol=1e-9, atol=1e-12)

@@ -12,7 +12,7 @@ from opteq.data.base import ImageDataModule
 from opteq.data.images import ArrayImages
 from opteq.data.preprocess import Normalization
 from opteq.errors import ConfigError
-from opteq.files import write_beside
+from opteq.system.files import write_beside
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 FILES = (

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from opteq.equation import Equation
 from opteq.maps.parallel import ParallelEquation
-from opteq.maps.similarity import SimilarityEquation
-from opteq.objectives.gaussian import GaussianSimilarity
+from opteq.maps.similarityequation import SimilarityEquation
+from opteq.objectives.gaussiansimilarity import GaussianSimilarity
 from opteq.objectives.patches import Patches
 from opteq.results import State, tensors_of
 

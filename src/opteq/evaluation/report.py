@@ -15,13 +15,13 @@ from opteq.evaluation.page import image, page, section, side_by_side
 from opteq.evaluation.record import TestRecord, evaluate
 from opteq.evaluation.scenerecord import SegmentationRecord, evaluate_scenes
 from opteq.evaluation.sections import configuration, equilibria, headline, read_summary, training
-from opteq.files import write_beside, write_file
 from opteq.plots.calibration import draw_calibration
 from opteq.plots.confusion import draw_confusion
 from opteq.plots.masks import draw_class_scores, draw_scenes
 from opteq.plots.overview import draw_overview
 from opteq.plots.relations import draw_correlation, draw_perturbations, draw_relations
 from opteq.plots.samples import draw_samples
+from opteq.system.files import write_beside, write_file
 
 
 def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:

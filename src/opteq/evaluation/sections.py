@@ -11,11 +11,11 @@ from opteq.evaluation.metrics import read_curves
 from opteq.evaluation.page import folded, image, missing, section, tiles
 from opteq.evaluation.stored import EvaluationRecord
 from opteq.evaluation.trace import Traces
-from opteq.files import read_json
 from opteq.plots.convergence import draw_convergence
 from opteq.plots.equilibria import draw_equilibria
 from opteq.plots.patchweights import draw_attention
 from opteq.plots.training import draw_training
+from opteq.system.files import read_json
 
 
 def read_summary(path: Path) -> dict[str, Any]:

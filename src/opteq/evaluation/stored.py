@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from opteq.errors import ConfigError
 from opteq.evaluation.trace import Traces
-from opteq.files import write_beside
 from opteq.layer import SolveLog
+from opteq.system.files import write_beside
 
 
 class Stored:

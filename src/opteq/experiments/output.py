@@ -8,10 +8,10 @@ from pathlib import Path
 from opteq.experiments.comparison import column, markdown, values
 from opteq.experiments.reproduce import scores_in
 from opteq.experiments.tables import Table
-from opteq.files import write_file, write_json
 from opteq.plots.ablation import draw_ablation
 from opteq.plots.points import draw_rows
 from opteq.plots.style import to_svg
+from opteq.system.files import write_file, write_json
 
 
 def write_results(table: Table, output: Path, options: Sequence[str]) -> Path:

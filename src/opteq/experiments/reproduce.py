@@ -14,10 +14,10 @@ from opteq.configs import read_yaml
 from opteq.data.base import ImageDataModule
 from opteq.errors import ConfigError
 from opteq.experiments.tables import Row, Table, run_name, trainings
-from opteq.files import read_json, write_json
-from opteq.locks import exclusive
 from opteq.models.loading import load
 from opteq.models.parts import build
+from opteq.system.files import read_json, write_json
+from opteq.system.locks import exclusive
 from opteq.training.checkpoints import LAST
 from opteq.training.command import run_command
 from opteq.training.runs import CHECKPOINTS, CONFIG, write_config

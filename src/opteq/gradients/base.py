@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients
-from opteq.once import once
 from opteq.results import SolveInfo, State, like, map_state, tensors_of
 from opteq.solvers.base import FixedPoint
-from opteq.untraced import untraced
+from opteq.tensors.once import once
+from opteq.tensors.untraced import untraced
 
 _ADVICE = "use gradient=Unrolled(steps), which differentiates an equilibrium to any order."
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +14,7 @@ from opteq.equation import Equation, Gradients, Linearization, Reformulation, Sy
 from opteq.errors import ConfigError, ShapeError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.results import Certificate, State
+from opteq.tensors.held import CONSTANT
 
 
 class AffineChange(EquilibriumMap):
@@ -82,13 +82,13 @@ class AffineChange(EquilibriumMap):
 
 
 @dataclass(frozen=True, eq=False)
-class AffineEquation(Equation):
+class AffineEquation(Equation[Tensor]):
     """`z = M⁻¹(T(M z + s) - s)`, with `M` and `s` in float64."""
 
-    inner: Equation
-    matrix: Tensor
-    inverse: Tensor
-    shift: Tensor
+    inner: Equation[Tensor]
+    matrix: Tensor = field(metadata=CONSTANT)
+    inverse: Tensor = field(metadata=CONSTANT)
+    shift: Tensor = field(metadata=CONSTANT)
     orthogonal: bool
 
     @property
@@ -99,30 +99,22 @@ class AffineEquation(Equation):
     def batch_coupled(self) -> bool:
         return self.inner.batch_coupled
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.inner.tensors
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, inner=self.inner.with_tensors(tensors))
-
-    def initial(self) -> State:
+    def initial(self) -> Tensor:
         return self.inner.initial()
 
-    def changed(self, state: State) -> Tensor:
+    def changed(self, state: Tensor) -> Tensor:
         """`A z`."""
         z = apply_matrix(self.matrix, state)
         return z + self._shift_of(z)
 
-    def __call__(self, state: State) -> Tensor:
+    def __call__(self, state: Tensor) -> Tensor:
         return self.back(self.inner(self.changed(state)))
 
-    def back(self, state: State) -> Tensor:
+    def back(self, state: Tensor) -> Tensor:
         """`A⁻¹ z`."""
-        assert isinstance(state, Tensor)
         return apply_matrix(self.inverse, state - self._shift_of(state))
 
-    def reformulate(self, gradient: bool = False) -> Reformulation:
+    def reformulate(self, gradient: bool = False) -> Reformulation[Tensor]:
         """That of `T`, carried back at the end: `A⁻¹` is applied once, and not in every evaluation.
 
         Relative residuals of `z` are at most the condition number times those of `M z`. A shift leaves them
@@ -133,20 +125,20 @@ class AffineEquation(Equation):
         return self.inner.reformulate(gradient).then(self.back, torch.linalg.cond(self.matrix).item())
 
     @property
-    def objective(self) -> Callable[[State], Tensor] | None:
+    def objective(self) -> Callable[[Tensor], Tensor] | None:
         """That of `T` at `A z`; its gradient is `MᵀM (z - T(z))` where that of `T` is `z - T(z)`."""
         inner = self.inner.objective
         return None if inner is None else lambda state: inner(self.changed(state))
 
-    def contraction(self, state: State | None = None) -> Certificate:
+    def contraction(self, state: Tensor | None = None) -> Certificate:
         """`‖J‖ ‖M‖ ‖M⁻¹‖`."""
         inner = self.inner.contraction(None if state is None else self.changed(state))
         return replace(inner, value=inner.value * torch.linalg.cond(self.matrix))
 
-    def curvature(self, state: State | None = None) -> Certificate:
+    def curvature(self, state: Tensor | None = None) -> Certificate:
         return self.inner.curvature(None if state is None else self.changed(state))
 
-    def distance_bound(self, state: State) -> Certificate:
+    def distance_bound(self, state: Tensor) -> Certificate:
         """`‖M⁻¹‖` times that of `A z`, whether the map contracts itself or not."""
         inner = self.inner.distance_bound(self.changed(state))
         return replace(inner, value=inner.value * self._stretch)
@@ -163,17 +155,17 @@ class AffineEquation(Equation):
         """`‖M⁻¹‖₂`."""
         return torch.linalg.matrix_norm(self.inverse, 2).item()
 
-    def linearize(self, state: State) -> Linearization:
+    def linearize(self, state: Tensor) -> Linearization[Tensor]:
         return _AffineLinearization(self, self.inner.linearize(self.changed(state)))
 
     def _shift_of(self, z: Tensor) -> Tensor:
         return self.shift.to(z.dtype).view(-1, *[1] * (z.dim() - 2))
 
 
-class _AffineLinearization(Linearization):
+class _AffineLinearization(Linearization[Tensor]):
     """`M⁻¹JM`. With `w = M⁻ᵀu` its adjoint equation is `w = M⁻ᵀg + Jᵀw`."""
 
-    def __init__(self, equation: AffineEquation, inner: Linearization) -> None:
+    def __init__(self, equation: AffineEquation, inner: Linearization[Tensor]) -> None:
         self._equation, self._inner = equation, inner
         self._matrix, self._inverse = equation.matrix, equation.inverse
 
@@ -182,13 +174,13 @@ class _AffineLinearization(Linearization):
         return self._equation.back(self._inner.image)
 
     @property
-    def symmetric(self) -> SymmetricForm | None:
+    def symmetric(self) -> SymmetricForm[Tensor] | None:
         form = self._inner.symmetric
         if form is None:
             return None
         pullback = form.pullback
 
-        def entered(g: State) -> Tensor:
+        def entered(g: Tensor) -> Tensor:
             return apply_matrix(self._inverse.mT, g)
 
         return SymmetricForm(
@@ -199,19 +191,18 @@ class _AffineLinearization(Linearization):
             metric=form.metric,
         )
 
-    def jvp(self, tangent: State) -> Tensor:
+    def jvp(self, tangent: Tensor) -> Tensor:
         return apply_matrix(self._inverse, self._inner.jvp(apply_matrix(self._matrix, tangent)))
 
-    def vjp(self, cotangent: State) -> Tensor:
+    def vjp(self, cotangent: Tensor) -> Tensor:
         return apply_matrix(self._matrix.mT, self._inner.vjp(apply_matrix(self._inverse.mT, cotangent)))
 
-    def pullback(self, cotangent: State) -> Gradients:
+    def pullback(self, cotangent: Tensor) -> Gradients:
         return self._inner.pullback(apply_matrix(self._inverse.mT, cotangent))
 
 
-def apply_matrix(matrix: Tensor, state: State) -> Tensor:
+def apply_matrix(matrix: Tensor, state: Tensor) -> Tensor:
     """`M z` on the channels of `(batch, m)` or `(batch, m, H, W)`."""
-    assert isinstance(state, Tensor)
     matrix = matrix.to(state.dtype)
     if state.dim() == 2:
         return F.linear(state, matrix)

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 from torch import Tensor
 
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm, eliminated
-from opteq.results import Certificate, State, combined, largest, with_tensors_of
+from opteq.results import Certificate, combined, largest
 
 
 @dataclass(frozen=True, eq=False)
-class ChainEquation(Equation):
+class ChainEquation(Equation[Tensor]):
     """`z = f_L(⋯f_1(z))` for single-tensor states, each `f_l` the map of an equation.
 
     A chain of two has a scalar objective if `f_1` is conservative and `f_2` proximal: with
@@ -29,7 +28,8 @@ class ChainEquation(Equation):
         start: initial state; None for that of the first unit.
     """
 
-    units: tuple[Equation, ...]
+    units: tuple[Equation[Tensor], ...]
+    # With the tensors, because the iterates of an unrolled solve depend on it.
     start: Tensor | None = None
 
     @property
@@ -40,25 +40,15 @@ class ChainEquation(Equation):
     def batch_coupled(self) -> bool:
         return any(unit.batch_coupled for unit in self.units)
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        # The start belongs here because the iterates of an unrolled solve depend on it.
-        start = () if self.start is None else (self.start,)
-        return (*(t for unit in self.units for t in unit.tensors), *start)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        units, rest = with_tensors_of(self.units, tensors)
-        return replace(self, units=units, start=None if self.start is None else rest[0])
-
-    def initial(self) -> State:
+    def initial(self) -> Tensor:
         return self.units[0].initial() if self.start is None else self.start
 
-    def first_iterate(self) -> State:
+    def first_iterate(self) -> Tensor:
         if self.start is not None:
             return self(self.start)
         return self._apply(self.units[1:], self.units[0].first_iterate())
 
-    def __call__(self, state: State) -> State:
+    def __call__(self, state: Tensor) -> Tensor:
         return self._apply(self.units, state)
 
     def blocks(self, state: Tensor) -> tuple[Tensor, ...]:
@@ -66,17 +56,16 @@ class ChainEquation(Equation):
         blocks, z = [], state
         for unit in self.units[:-1]:
             image = unit(z)
-            assert isinstance(image, Tensor)
             blocks.append(z := image)
         return (*blocks, state)
 
-    def reformulate(self, gradient: bool = False) -> Reformulation:
+    def reformulate(self, gradient: bool = False) -> Reformulation[Tensor]:
         if len(self.units) == 1 and self.start is None:
             return self.units[0].reformulate(gradient)
         return super().reformulate(gradient)
 
     @property
-    def objective(self) -> Callable[[State], Tensor] | None:
+    def objective(self) -> Callable[[Tensor], Tensor] | None:
         """The objective of the units at the feasible point `p = T(z)`, for chains of one or two.
 
         With `v = f_1(z)` it is `F_2(f_2(v)) + E_1(p)`, `F_2(f_2(v)) = E_2(v) - ½‖v - f_2(v)‖²`, which
@@ -92,17 +81,15 @@ class ChainEquation(Equation):
         structures = [unit.structure for unit in self.units]
         return len(structures) == 2 and structures[0] != "none" and structures[1] == "proximal"
 
-    def _sum_of_two(self, state: State) -> Tensor:
+    def _sum_of_two(self, state: Tensor) -> Tensor:
         first, second = self.units
         assert first.objective is not None
         assert second.objective is not None
         v = first(state)
         p = second(v)
-        assert isinstance(v, Tensor)
-        assert isinstance(p, Tensor)
         return second.objective(v) - 0.5 * (v - p).square().flatten(1).sum(1) + first.objective(p)
 
-    def curvature(self, state: State | None = None) -> Certificate:
+    def curvature(self, state: Tensor | None = None) -> Certificate:
         """The larger one of two units: `E_1 + F_2` is convex if both of their Jacobians are at most 1."""
         if len(self.units) > 1 and not self._summable:
             return super().curvature(state)
@@ -112,7 +99,7 @@ class ChainEquation(Equation):
             state = None if state is None else unit(state)
         return largest(parts)
 
-    def contraction(self, state: State | None = None) -> Certificate:
+    def contraction(self, state: Tensor | None = None) -> Certificate:
         """The product of the units' bounds, at a state along the path from it."""
         bounds = []
         for unit in self.units:
@@ -130,31 +117,31 @@ class ChainEquation(Equation):
             push, pull = step * push + own, step * pull
         return push, pull
 
-    def linearize(self, state: State) -> Linearization:
-        parts: list[Linearization] = []
+    def linearize(self, state: Tensor) -> Linearization[Tensor]:
+        parts: list[Linearization[Tensor]] = []
         for unit in self.units:
             parts.append(unit.linearize(parts[-1].image if parts else state))
         return _ChainLinearization(parts, self.start is not None, self._summable)
 
     @staticmethod
-    def _apply(units: Sequence[Equation], state: State) -> State:
+    def _apply(units: Sequence[Equation[Tensor]], state: Tensor) -> Tensor:
         for unit in units:
             state = unit(state)
         return state
 
 
-class _ChainLinearization(Linearization):
+class _ChainLinearization(Linearization[Tensor]):
     """`J = J_L ⋯ J_1`."""
 
-    def __init__(self, parts: list[Linearization], has_start: bool, summable: bool) -> None:
+    def __init__(self, parts: list[Linearization[Tensor]], has_start: bool, summable: bool) -> None:
         self._parts, self._has_start, self._summable = parts, has_start, summable
 
     @property
-    def image(self) -> State:
+    def image(self) -> Tensor:
         return self._parts[-1].image
 
     @property
-    def symmetric(self) -> SymmetricForm | None:
+    def symmetric(self) -> SymmetricForm[Tensor] | None:
         first, *others = self._parts
         if others:
             return eliminated(first.jvp, others[0].jvp) if self._summable else None
@@ -164,17 +151,17 @@ class _ChainLinearization(Linearization):
         pullback = form.pullback
         return replace(form, pullback=lambda v, g: (*pullback(v, g), None))
 
-    def jvp(self, tangent: State) -> State:
+    def jvp(self, tangent: Tensor) -> Tensor:
         for part in self._parts:
             tangent = part.jvp(tangent)
         return tangent
 
-    def vjp(self, cotangent: State) -> State:
+    def vjp(self, cotangent: Tensor) -> Tensor:
         for part in reversed(self._parts):
             cotangent = part.vjp(cotangent)
         return cotangent
 
-    def pullback(self, cotangent: State) -> Gradients:
+    def pullback(self, cotangent: Tensor) -> Gradients:
         gradients: Gradients = (None,) if self._has_start else ()
         for part in reversed(self._parts[1:]):
             own, cotangent = part.pullback_and_vjp(cotangent)

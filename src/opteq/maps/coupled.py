@@ -23,6 +23,8 @@ from opteq.results import State, tensors_of
 
 _SWEEPS = ("jacobi", "gauss-seidel")
 
+_DEFAULT = HeritageDiversity()
+
 Unit = TypeVar("Unit", bound=OptEqUnit | KernelMap)
 
 
@@ -37,7 +39,7 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
 
     Args:
         units: the branches. Their `z_i` have the same channels `C`.
-        coupling: heritage and diversity.
+        coupling: heritage and diversity; None for independent branches, which may be perturbed all the same.
         sweep: `"jacobi"`, all branches at once, or `"gauss-seidel"`, one after the other, each
             from the newest states (Algorithm 2). The equilibria and their implicit gradients are the same.
         perturbation: `ε ≥ 0`, in the units of `x`; needs opteq operators `U`.
@@ -50,20 +52,21 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
 
     kind: ClassVar[type[OptEqUnit | KernelMap]]
     """What the branches are."""
+    independent: ClassVar[bool] = True
+    """Whether there may be no coupling."""
     curvature: ClassVar[str] = ""
     """What a kernel adds to the printed `q`."""
 
     def __init__(
         self,
         units: Sequence[Unit],
-        coupling: HeritageDiversity | None = None,
+        coupling: HeritageDiversity | None = _DEFAULT,
         sweep: str = "jacobi",
         perturbation: float = 0.0,
         perturb_at_inference: bool = False,
     ) -> None:
         super().__init__()
         check_branches(units)
-        coupling = HeritageDiversity() if coupling is None else coupling
         if not all(isinstance(unit, self.kind) for unit in units):
             names = ", ".join(type(unit).__name__ for unit in units)
             raise ConfigError(
@@ -74,9 +77,16 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
             raise ConfigError(f"Expected `sweep` to be one of {', '.join(_SWEEPS)}, got {sweep!r}.")
         if not (is_number(perturbation) and perturbation >= 0):
             raise ConfigError(f"Expected `perturbation` to be a number of at least 0, got {perturbation!r}.")
-        if not isinstance(coupling, HeritageDiversity):
-            raise ConfigError(f"Expected `coupling` to be HeritageDiversity(...) or None, got {coupling!r}.")
-        check_channels([self.channels(unit) for unit in units])
+        if coupling is None and not self.independent:
+            raise ConfigError(
+                "Kernel maps without a coupling are independent; use Parallel instead of KernelMOptEq."
+            )
+        if coupling is not None:
+            if not isinstance(coupling, HeritageDiversity):
+                raise ConfigError(
+                    f"Expected `coupling` to be HeritageDiversity(...) or None, got {coupling!r}."
+                )
+            check_channels([self.channels(unit) for unit in units])
         check_flag("perturb_at_inference", perturb_at_inference)
         if perturbation:
             for unit in units:
@@ -87,7 +97,7 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
         self.perturbation, self.perturb_at_inference = float(perturbation), perturb_at_inference
         # Whether q < 1 is imposed by the ceilings of the units, or was looked at once.
         self.uniqueness_checked = self._strength(self._ceilings()) < 1
-        if coupling.hard:
+        if coupling is not None and coupling.hard:
             warnings.warn(
                 "With tau=0 the map jumps and in general has no fixed point: solves stall, near a residual of"
                 " 1e-3 at weight=0.01 and 32 channels. Give the coupling a positive `tau` to converge.",
@@ -111,8 +121,8 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
 
     @property
     def gain(self) -> float:
-        """`1 + λ(C-1)`."""
-        return self.coupling.gain(self.channels(self.units[0]))
+        """`1 + λ(C-1)`; 0 without a coupling."""
+        return 0.0 if self.coupling is None else self.coupling.gain(self.channels(self.units[0]))
 
     @property
     def perturbing(self) -> bool:
@@ -128,7 +138,20 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
             )
         return tuple(operator for unit in self.units for operator in unit.injections)
 
-    def bind_units(self, x: State, error: float) -> tuple[list[Equation], tuple[Tensor, ...]]:
+    def bind(self, x: State, error: float = 0.0) -> Equation:
+        return self.coupled(*self._bind_units(x, error), error)
+
+    @abstractmethod
+    def coupled(self, units: list[Equation], first: tuple[Tensor, ...], error: float) -> Equation:
+        """The equation of bound branches.
+
+        Args:
+            units: the equations of the branches.
+            first: the first iterate of each.
+            error: that is allowed to products, see `bind`.
+        """
+
+    def _bind_units(self, x: State, error: float) -> tuple[list[Equation], tuple[Tensor, ...]]:
         """The equations of the branches, the input perturbed in between, and the first iterate of each."""
         bound: list[Equation] = []
         seen = x
@@ -152,6 +175,7 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
         pairs = zip(self.units, tensors_of(state), strict=True)
         q = self._strength(self._ceilings(), [unit.W.norm(tuple(z.shape[1:])).item() for unit, z in pairs])
         if q >= 1:
+            assert self.coupling is not None
             cure = "`normalise`, a `max_norm` and a kernel of bounded curvature."
             if math.isfinite(q):
                 largest = 1 / math.sqrt(self._strength([1.0] * len(self.units)))

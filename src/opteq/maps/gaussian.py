@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from opteq.activations import Activation, get_activation
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, expect_operator
-from opteq.maps.similarity import SimilarityEquation
-from opteq.objectives.gaussian import ADAPTIVE_NUMERATOR, GaussianSimilarity
+from opteq.maps.similarityequation import SimilarityEquation
+from opteq.objectives.gaussiansimilarity import ADAPTIVE_NUMERATOR, GaussianSimilarity
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.operators.base import LinearOperator
 from opteq.options import check_count, check_flag, is_number

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from opteq.activations import Activation, get_activation
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, Injection, check_max_norm, expect_operator
-from opteq.maps.similarity import SimilarityEquation
+from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.inner_product import (
     InnerProductKernel,
     InnerProductSimilarity,

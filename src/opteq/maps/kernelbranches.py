@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -22,11 +21,11 @@ from opteq.equation import (
 from opteq.errors import ConfigError
 from opteq.maps.coupled import CoupledMap
 from opteq.maps.kernel import KernelMap
-from opteq.maps.similarity import SimilarityEquation
+from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.coupling import Coupling
 from opteq.objectives.inner_product import InnerProductLinearization, InnerProductSimilarity
-from opteq.results import Certificate, State, combined, distance, tensors_of, with_tensors_of
-from opteq.slopes import Slopes
+from opteq.results import Certificate, State, combined, distance, tensors_of
+from opteq.tensors.slopes import Slopes
 
 
 class KernelMOptEq(CoupledMap[KernelMap]):
@@ -42,16 +41,17 @@ class KernelMOptEq(CoupledMap[KernelMap]):
     """
 
     kind = KernelMap
+    independent = False
     curvature = " + |k''|‖c‖²/n"
 
-    def bind(self, x: State, error: float = 0.0) -> KernelBranchesEquation:
-        units, first = self.bind_units(x, error)
+    def coupled(self, units: list[Equation], first: tuple[Tensor, ...], error: float) -> Equation:
         similarities, activations = [], []
         for unit in units:
             assert isinstance(unit, SimilarityEquation)
             assert isinstance(unit.similarity, InnerProductSimilarity)
             similarities.append(unit.similarity)
             activations.append(unit.activation)
+        assert self.coupling is not None
         coupling = self.coupling.at(_lift(similarities, first), error)
         return KernelBranchesEquation(tuple(similarities), tuple(activations), coupling, self.sequential)
 
@@ -94,14 +94,6 @@ class KernelBranchesEquation(Equation):
     activations: tuple[Activation, ...]
     coupling: Coupling
     sequential: bool = False
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*(t for similarity in self.similarities for t in similarity.tensors), *self.coupling.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        similarities, rest = with_tensors_of(self.similarities, tensors)
-        return replace(self, similarities=similarities, coupling=self.coupling.with_tensors(rest))
 
     def initial(self) -> tuple[Tensor, ...]:
         return tuple(similarity.initial() for similarity in self.similarities)

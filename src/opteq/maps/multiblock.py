@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, el
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
-from opteq.results import Certificate, State, largest, tensors_of, with_tensors_of
+from opteq.results import Certificate, State, largest, tensors_of
 
 
 class MultiBlockOptEq(EquilibriumMap):
@@ -51,13 +50,6 @@ class MultiBlockEquation(Equation):
     """`z_i = f_i(z_{i-1})`, `i = 1 … L`, with `z_L` called `z_0`."""
 
     units: tuple[Equation, ...]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for unit in self.units for t in unit.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, units=with_tensors_of(self.units, tensors)[0])
 
     def initial(self) -> tuple[Tensor, ...]:
         # The block before unit i has the shape that unit i starts from.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 import torch
@@ -23,6 +23,7 @@ from opteq.maps.optequnit import OptEqEquation, OptEqLinearization, OptEqUnit
 from opteq.maps.parallel import ParallelEquation
 from opteq.objectives.coupling import Coupling, CouplingLinearization
 from opteq.results import Certificate, State, distance, map_state, tensors_of
+from opteq.tensors.held import CONSTANT
 
 
 class MOptEq(CoupledMap[OptEqUnit]):
@@ -45,11 +46,12 @@ class MOptEq(CoupledMap[OptEqUnit]):
 
     kind = OptEqUnit
 
-    def bind(self, x: State, error: float = 0.0) -> MultiBranchEquation:
-        units, first = self.bind_units(x, error)
-        coupling = self.coupling.at(first, error)
+    def coupled(self, units: list[Equation], first: tuple[Tensor, ...], error: float) -> Equation:
+        branches = ParallelEquation(tuple(units))
+        if self.coupling is None:
+            return branches
         start = None if self.sequential else first
-        return MultiBranchEquation(ParallelEquation(tuple(units)), coupling, self.sequential, start)
+        return MultiBranchEquation(branches, self.coupling.at(first, error), self.sequential, start)
 
     @staticmethod
     def channels(unit: OptEqUnit) -> int:
@@ -79,25 +81,15 @@ class MultiBranchEquation(Equation):
     branches: ParallelEquation
     coupling: Coupling
     sequential: bool = False
-    start: tuple[Tensor, ...] | None = None
+    start: tuple[Tensor, ...] | None = field(default=None, metadata=CONSTANT)
 
     @property
     def units(self) -> tuple[OptEqEquation, ...]:
         """The equations of the units."""
         return self.branches.branches  # type: ignore[return-value]
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (*self.branches.tensors, *self.coupling.tensors)
-
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        count = len(self.branches.tensors)
-        return replace(
-            self,
-            branches=self.branches.with_tensors(tensors[:count]),
-            coupling=self.coupling.with_tensors(tensors[count:]),
-            start=None,
-        )
+        return replace(super().with_tensors(tensors), start=None)
 
     def detach(self) -> Self:
         start = None if self.start is None else tuple(t.detach() for t in self.start)

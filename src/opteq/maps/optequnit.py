@@ -5,9 +5,8 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -22,13 +21,13 @@ from opteq.equation import (
     symmetric_psd,
 )
 from opteq.errors import ConfigError
-from opteq.layouts import zero_state
 from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, expect_operator
 from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.options import is_number
 from opteq.results import Certificate, State
-from opteq.slopes import Slopes
+from opteq.tensors.layouts import zero_state
+from opteq.tensors.slopes import Slopes
 
 # Evaluations that a solve is counted on to take, where that decides how it is computed.
 _PRODUCTS = 8
@@ -117,7 +116,7 @@ class OptEqUnit(EquilibriumMap):
 
 
 @dataclass(frozen=True, eq=False)
-class OptEqEquation(Equation):
+class OptEqEquation(Equation[Tensor]):
     """`z = (1/μ) Wᵀ σ(W z + c)` for one batch.
 
     Attributes:
@@ -135,13 +134,6 @@ class OptEqEquation(Equation):
     kept: bool = False
 
     @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.injection, *self.W.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, injection=tensors[0], W=self.W.with_tensors(tensors[1:]))
-
-    @property
     def structure(self) -> str:
         return "proximal"  # under the norm condition of Theorem 1
 
@@ -151,7 +143,7 @@ class OptEqEquation(Equation):
     def first_iterate(self) -> Tensor:
         return self.pool(self.activation(self.injection))
 
-    def reformulate(self, gradient: bool = False) -> Reformulation:
+    def reformulate(self, gradient: bool = False) -> Reformulation[Tensor]:
         """In `u = W z` where that is cheaper: `u = (1/μ) G σ(u + c)`, `G = W Wᵀ`, `z = (1/μ) Wᵀ σ(u + c)`.
 
         One product with `G` in place of one with `W` and one with `Wᵀ`. Since `T(z) - z` is
@@ -162,7 +154,7 @@ class OptEqEquation(Equation):
         if gram is None:
             return super().reformulate(gradient)
 
-        def image(u: State) -> Tensor:
+        def image(u: Tensor) -> Tensor:
             return self.over_mu(gram(self._hidden(u)))
 
         zero = torch.zeros_like(self.injection)
@@ -176,9 +168,8 @@ class OptEqEquation(Equation):
             return None
         return self.W.gram(_PRODUCTS * len(self.injection))
 
-    def _hidden(self, u: State) -> Tensor:
+    def _hidden(self, u: Tensor) -> Tensor:
         """`σ(u + c)`."""
-        assert isinstance(u, Tensor)
         return self.activation.overwrite(u + self.injection)
 
     def over_mu(self, t: Tensor, power: float = 1.0) -> Tensor:
@@ -197,21 +188,19 @@ class OptEqEquation(Equation):
         z = self.W.adjoint(hidden).to(hidden.dtype)
         return z if self.mu == 1 else z / self.mu
 
-    def __call__(self, state: State) -> Tensor:
-        assert isinstance(state, Tensor)
+    def __call__(self, state: Tensor) -> Tensor:
         return self.pool(self.activation.overwrite(self.preactivation(state)))
 
     @property
-    def objective(self) -> Callable[[State], Tensor]:
+    def objective(self) -> Callable[[Tensor], Tensor]:
         """`Q(z) = ½‖z‖² - (1/μ) 1ᵀσ̃(W z + c)`; at the equilibrium `Q(z*) = φ(z*)`."""
         return self._dual
 
-    def _dual(self, state: State) -> Tensor:
-        assert isinstance(state, Tensor)
+    def _dual(self, state: Tensor) -> Tensor:
         potential = self.activation.potential(self.preactivation(state))
         return 0.5 * state.square().flatten(1).sum(1) - potential.flatten(1).sum(1) / self.mu
 
-    def contraction(self, state: State | None = None) -> Certificate:
+    def contraction(self, state: Tensor | None = None) -> Certificate:
         """`L_σ ‖W‖² / μ`, with `‖W‖` replaced by its bound; the same everywhere."""
         value = self.activation.lipschitz * self.W.norm_bound().square() / self.mu
         return Certificate(value.expand(len(self.injection)), "bound", (self.W.norm_assumption,))
@@ -227,8 +216,7 @@ class OptEqEquation(Equation):
         steepness = self.activation.lipschitz * norm / self.mu
         return steepness * next(pushes), steepness * norm
 
-    def linearize(self, state: State) -> OptEqLinearization:
-        assert isinstance(state, Tensor)
+    def linearize(self, state: Tensor) -> OptEqLinearization:
         return OptEqLinearization(self, state)
 
     def hidden_objective(self, hidden: Tensor) -> Tensor:
@@ -242,7 +230,7 @@ class OptEqEquation(Equation):
         return terms.flatten(1).sum(1) / self.mu - 0.5 * z.square().flatten(1).sum(1)
 
 
-class OptEqLinearization(Linearization):
+class OptEqLinearization(Linearization[Tensor]):
     """`J = (1/μ) WᵀDW` with `D = diag σ'(W z + c)`: symmetric, positive semidefinite.
 
     `J = FᵀF` with `F = (D/μ)^½ W`, whose values are of the hidden shape.
@@ -263,52 +251,45 @@ class OptEqLinearization(Linearization):
         return self._slopes.sqrt()
 
     @property
-    def symmetric(self) -> SymmetricForm:
+    def symmetric(self) -> SymmetricForm[Tensor]:
         gram = self._equation.gram
         if gram is None:
             return symmetric_psd(self.jvp)
 
         # In q = F u, u = g + FᵀF u reads q = F g + FFᵀq, and FFᵀ is the Gram matrix between two diagonals.
-        def matvec(q: State) -> Tensor:
-            assert isinstance(q, Tensor)
+        def matvec(q: Tensor) -> Tensor:
             return self._equation.over_mu(self._root.times_(gram(self._root.times(q))))
 
-        def leave(q: State, g: State) -> Tensor:
-            assert isinstance(g, Tensor)
+        def leave(q: Tensor, g: Tensor) -> Tensor:
             return self.lower(q).add_(g)
 
-        def pullback(q: State, g: State) -> Gradients:
+        def pullback(q: Tensor, g: Tensor) -> Gradients:
             return self.pullback_lifted(leave(q, g), q)
 
         return SymmetricForm(matvec, self.lift, leave, pullback, lifted=True)
 
-    def lift(self, u: State) -> Tensor:
+    def lift(self, u: Tensor) -> Tensor:
         """`F u`."""
-        assert isinstance(u, Tensor)
         return self._equation.over_mu(self._root.times_(self._raised(u)), 0.5)
 
-    def lower(self, q: State) -> Tensor:
+    def lower(self, q: Tensor) -> Tensor:
         """`Fᵀ q`."""
-        assert isinstance(q, Tensor)
         return self._lowered(self._equation.over_mu(self._root.times(q), 0.5))
 
-    def jvp(self, tangent: State) -> Tensor:
-        assert isinstance(tangent, Tensor)
+    def jvp(self, tangent: Tensor) -> Tensor:
         return self._equation.pool(self._slopes.times_(self._raised(tangent)))
 
-    def vjp(self, cotangent: State) -> Tensor:
+    def vjp(self, cotangent: Tensor) -> Tensor:
         return self.jvp(cotangent)
 
-    def pullback(self, cotangent: State) -> Gradients:
-        assert isinstance(cotangent, Tensor)
+    def pullback(self, cotangent: Tensor) -> Gradients:
         return self._pullback(cotangent, self._equation.over_mu(self._slopes.times_(self._raised(cotangent))))
 
-    def pullback_lifted(self, cotangent: Tensor, lifted: State) -> Gradients:
+    def pullback_lifted(self, cotangent: Tensor, lifted: Tensor) -> Gradients:
         """`pullback` of a cotangent `u` of which `F u` is known."""
-        assert isinstance(lifted, Tensor)
         return self._pullback(cotangent, self._equation.over_mu(self._root.times(lifted), 0.5))
 
-    def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, Tensor]:
+    def pullback_and_vjp(self, cotangent: Tensor) -> tuple[Gradients, Tensor]:
         # The gradient of the injection is D W u/μ already.
         gradients = self.pullback(cotangent)
         injection = gradients[0]

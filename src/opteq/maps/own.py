@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from opteq.activations import Activation, get_activation
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, inject
-from opteq.maps.similarity import SimilarityEquation
+from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.autograd import AutogradSimilarity, ordinary
 from opteq.options import check_count
 from opteq.results import Certificate, State

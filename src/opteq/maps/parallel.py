@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, check_branches
-from opteq.results import Certificate, State, combined, largest, tensors_of, with_tensors_of
+from opteq.results import Certificate, State, combined, largest, tensors_of
 
 
 class Parallel(EquilibriumMap):
@@ -63,13 +62,6 @@ class ParallelEquation(Equation):
     @property
     def batch_coupled(self) -> bool:
         return any(branch.batch_coupled for branch in self.branches)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for branch in self.branches for t in branch.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, branches=with_tensors_of(self.branches, tensors)[0])
 
     def initial(self) -> tuple[Tensor, ...]:
         return _joined(branch.initial() for branch in self.branches)

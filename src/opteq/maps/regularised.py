@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Self
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +16,7 @@ from opteq.objectives.batch_regularisers import BatchRegulariser
 from opteq.objectives.regularisers import Regulariser, squared_norm
 from opteq.options import is_number
 from opteq.results import Certificate, State
+from opteq.tensors.held import CONSTANT
 
 _FORMS = ("gradient", "prox")
 
@@ -89,13 +89,13 @@ def _check_step(regulariser: Regulariser, gamma: float) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class StepEquation(Equation):
+class StepEquation(Equation[Tensor]):
     """`T_R`, a gradient or proximal step on `γR`, as a map of its own."""
 
     regulariser: Regulariser
     gamma: float
     form: str
-    zero: Tensor
+    zero: Tensor = field(metadata=CONSTANT)
 
     @property
     def structure(self) -> str:
@@ -107,35 +107,26 @@ class StepEquation(Equation):
         regulariser = self.regulariser
         return isinstance(regulariser, BatchRegulariser) and regulariser.training
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return ()
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return self
-
-    def initial(self) -> State:
+    def initial(self) -> Tensor:
         return self.zero
 
-    def __call__(self, state: State) -> Tensor:
-        assert isinstance(state, Tensor)
+    def __call__(self, state: Tensor) -> Tensor:
         if self.form == "prox":
             return self.regulariser.prox(state, self.gamma)
         return state - self.gamma * self.regulariser.gradient(state)
 
     @property
-    def objective(self) -> Callable[[State], Tensor] | None:
+    def objective(self) -> Callable[[Tensor], Tensor] | None:
         """`γR(z)`, or `M¹_{γR}(z) = γR(p) + ½‖z - p‖²` at `p = prox_{γR}(z)`; gradient `z - T_R(z)`."""
         return None if self.regulariser.batch_coupled else self._added
 
-    def _added(self, state: State) -> Tensor:
-        assert isinstance(state, Tensor)
+    def _added(self, state: Tensor) -> Tensor:
         if self.form == "gradient":
             return self.gamma * self.regulariser.value(state)
         p = self(state)
         return self.gamma * self.regulariser.value(p) + 0.5 * squared_norm(state - p)
 
-    def contraction(self, state: State | None = None) -> Certificate:
+    def contraction(self, state: Tensor | None = None) -> Certificate:
         """The Lipschitz constant of the step, from the bounds on the curvature of `R`."""
         curvature, kind, assumptions = self.regulariser.curvature, "bound", ()
         if curvature is None:
@@ -156,12 +147,11 @@ class StepEquation(Equation):
             raise ConfigError(f"No Lipschitz bound is known: {bound.assumptions[0]}")
         return 0.0, bound.value.max().item()
 
-    def linearize(self, state: State) -> Linearization:
-        assert isinstance(state, Tensor)
+    def linearize(self, state: Tensor) -> Linearization[Tensor]:
         return _StepLinearization(self, state)
 
 
-class _StepLinearization(Linearization):
+class _StepLinearization(Linearization[Tensor]):
     """`I - γ∇²R`, or the derivative of the prox: symmetric."""
 
     def __init__(self, equation: StepEquation, state: Tensor) -> None:
@@ -173,12 +163,11 @@ class _StepLinearization(Linearization):
     def image(self) -> Tensor:
         return self._image.detach()
 
-    def vjp(self, cotangent: State) -> Tensor:
-        assert isinstance(cotangent, Tensor)
+    def vjp(self, cotangent: Tensor) -> Tensor:
         return torch.autograd.grad(self._image, self._state, cotangent, retain_graph=True)[0]
 
-    def jvp(self, tangent: State) -> Tensor:
+    def jvp(self, tangent: Tensor) -> Tensor:
         return self.vjp(tangent)
 
-    def pullback(self, cotangent: State) -> Gradients:
+    def pullback(self, cotangent: Tensor) -> Gradients:
         return ()

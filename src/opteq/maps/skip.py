@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -72,10 +71,10 @@ class MoreauSkip(EquilibriumMap):
 
 
 @dataclass(frozen=True, eq=False)
-class SkipEquation(Equation):
+class SkipEquation(Equation[Tensor]):
     """`z = αT(z) + (1-α)z` for a single-tensor state."""
 
-    inner: Equation
+    inner: Equation[Tensor]
     alpha: float | Tensor
 
     @property
@@ -86,47 +85,37 @@ class SkipEquation(Equation):
     def batch_coupled(self) -> bool:
         return self.inner.batch_coupled
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        learned = (self.alpha,) if isinstance(self.alpha, Tensor) else ()
-        return (*self.inner.tensors, *learned)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        if isinstance(self.alpha, Tensor):
-            return replace(self, inner=self.inner.with_tensors(tensors[:-1]), alpha=tensors[-1])
-        return replace(self, inner=self.inner.with_tensors(tensors))
-
-    def initial(self) -> State:
+    def initial(self) -> Tensor:
         return self.inner.initial()
 
     def first_iterate(self) -> Tensor:
         return self._blend(self.inner.initial(), self.inner.first_iterate())
 
-    def __call__(self, state: State) -> Tensor:
+    def __call__(self, state: Tensor) -> Tensor:
         return self._blend(state, self.inner(state))
 
-    def reformulate(self, gradient: bool = False) -> Reformulation:
+    def reformulate(self, gradient: bool = False) -> Reformulation[Tensor]:
         """That of `T`, with the same fixed points and, where `0 ⪯ J ⪯ I`, the stronger contraction."""
         if self.structure == "proximal":
             return self.inner.reformulate(gradient)
         return super().reformulate(gradient)
 
     @property
-    def objective(self) -> Callable[[State], Tensor] | None:
+    def objective(self) -> Callable[[Tensor], Tensor] | None:
         """`α` times that of `T`: its gradient is `z - αT(z) - (1-α)z`."""
         inner = self.inner.objective
         return None if inner is None else lambda state: self.alpha * inner(state)
 
-    def contraction(self, state: State | None = None) -> Certificate:
+    def contraction(self, state: Tensor | None = None) -> Certificate:
         """`α‖J‖ + 1 - α`."""
         inner, alpha = self.inner.contraction(state), self._alpha
         return replace(inner, value=alpha * inner.value + (1 - alpha))
 
-    def distance_bound(self, state: State) -> Certificate:
+    def distance_bound(self, state: Tensor) -> Certificate:
         """That of `T`, whose equilibria are the same."""
         return self.inner.distance_bound(state)
 
-    def curvature(self, state: State | None = None) -> Certificate:
+    def curvature(self, state: Tensor | None = None) -> Certificate:
         return self.inner.curvature(state)
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
@@ -141,23 +130,20 @@ class SkipEquation(Equation):
     def _alpha(self) -> float | Tensor:
         return self.alpha.detach() if isinstance(self.alpha, Tensor) else self.alpha
 
-    def readout(self, state: State) -> State:
+    def readout(self, state: Tensor) -> Tensor:
         return self.inner.readout(state)
 
-    def linearize(self, state: State) -> Linearization:
-        assert isinstance(state, Tensor)
+    def linearize(self, state: Tensor) -> Linearization[Tensor]:
         return _SkipLinearization(self.inner.linearize(state), self.alpha, state)
 
-    def _blend(self, state: State, image: State) -> Tensor:
-        assert isinstance(state, Tensor)
-        assert isinstance(image, Tensor)
+    def _blend(self, state: Tensor, image: Tensor) -> Tensor:
         return _blend(state, image, self.alpha)
 
 
-class _SkipLinearization(Linearization):
+class _SkipLinearization(Linearization[Tensor]):
     """`αJ + (1-α)I`."""
 
-    def __init__(self, inner: Linearization, alpha: float | Tensor, state: Tensor) -> None:
+    def __init__(self, inner: Linearization[Tensor], alpha: float | Tensor, state: Tensor) -> None:
         self._inner, self._alpha, self._state = inner, alpha, state
 
     @property
@@ -170,38 +156,34 @@ class _SkipLinearization(Linearization):
     def _move(self) -> Tensor:
         """`T(z) - z`, which the gradient of a learned `α` needs as well."""
         image = self._inner.image
-        assert isinstance(image, Tensor)
         return image - self._state
 
     @property
-    def symmetric(self) -> SymmetricForm | None:
+    def symmetric(self) -> SymmetricForm[Tensor] | None:
         """That of `J`: `w = αu` solves `w = g + Jᵀw`, and the gradients behind `T` are those of `w`."""
         form, alpha = self._inner.symmetric, self._alpha
         if form is None:
             return None
 
-        def leave(v: State, g: State) -> State:
+        def leave(v: Tensor, g: Tensor) -> Tensor:
             return map_state(lambda w: w / alpha, form.leave(v, g))
 
         # The gradient of a learned α is one more.
         pullback = None if isinstance(alpha, Tensor) else form.pullback
         return replace(form, leave=leave, pullback=pullback)
 
-    def jvp(self, tangent: State) -> Tensor:
+    def jvp(self, tangent: Tensor) -> Tensor:
         return self._blend(tangent, self._inner.jvp(tangent))
 
-    def vjp(self, cotangent: State) -> Tensor:
+    def vjp(self, cotangent: Tensor) -> Tensor:
         return self._blend(cotangent, self._inner.vjp(cotangent))
 
-    def pullback(self, cotangent: State) -> Gradients:
-        assert isinstance(cotangent, Tensor)
+    def pullback(self, cotangent: Tensor) -> Gradients:
         return self._with_alpha(self._inner.pullback(self._alpha * cotangent), cotangent)
 
-    def pullback_and_vjp(self, cotangent: State) -> tuple[Gradients, Tensor]:
-        assert isinstance(cotangent, Tensor)
+    def pullback_and_vjp(self, cotangent: Tensor) -> tuple[Gradients, Tensor]:
         # αJᵀu + (1-α)u, the first term from the product with αu that the gradients need.
         gradients, image = self._inner.pullback_and_vjp(self._alpha * cotangent)
-        assert isinstance(image, Tensor)
         return self._with_alpha(gradients, cotangent), image + (1 - self._alpha) * cotangent
 
     def _with_alpha(self, gradients: Gradients, cotangent: Tensor) -> Gradients:
@@ -209,9 +191,7 @@ class _SkipLinearization(Linearization):
             return gradients
         return (*gradients, (cotangent * self._move).sum().to(self._alpha.dtype))
 
-    def _blend(self, v: State, image: State) -> Tensor:
-        assert isinstance(v, Tensor)
-        assert isinstance(image, Tensor)
+    def _blend(self, v: Tensor, image: Tensor) -> Tensor:
         return _blend(v, image, self._alpha)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, sy
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import check_units
 from opteq.maps.optequnit import OptEqEquation, OptEqLinearization, OptEqUnit
-from opteq.results import Certificate, State, combined, with_tensors_of
+from opteq.results import Certificate, State, combined
 
 
 class WideOptEq(EquilibriumMap):
@@ -44,7 +43,7 @@ class WideOptEq(EquilibriumMap):
 
 
 @dataclass(frozen=True, eq=False)
-class MeanEquation(Equation):
+class MeanEquation(Equation[Tensor]):
     """`z = (1/L) Σ T_i(z)` for proximal operators `T_i`; so is their mean."""
 
     units: tuple[OptEqEquation, ...]
@@ -53,28 +52,21 @@ class MeanEquation(Equation):
     def structure(self) -> str:
         return "proximal"
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return tuple(t for unit in self.units for t in unit.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, units=with_tensors_of(self.units, tensors)[0])
-
-    def initial(self) -> State:
+    def initial(self) -> Tensor:
         return self.units[0].initial()
 
     def first_iterate(self) -> Tensor:
         return _mean([unit.first_iterate() for unit in self.units])
 
-    def __call__(self, state: State) -> Tensor:
+    def __call__(self, state: Tensor) -> Tensor:
         return _mean([unit(state) for unit in self.units])
 
     @property
-    def objective(self) -> Callable[[State], Tensor]:
+    def objective(self) -> Callable[[Tensor], Tensor]:
         """`(1/L) Σ Q_i(z)`, the objective of Theorem 3 divided by `L`; its gradient is `z - T(z)`."""
         return lambda state: _mean([unit.objective(state) for unit in self.units])
 
-    def contraction(self, state: State | None = None) -> Certificate:
+    def contraction(self, state: Tensor | None = None) -> Certificate:
         """The mean of the units' bounds."""
         bounds = [unit.contraction(state) for unit in self.units]
         return combined(bounds, _mean([bound.value for bound in bounds]))
@@ -85,11 +77,11 @@ class MeanEquation(Equation):
         pushed, pulled = (sum(column) / len(rows) for column in zip(*rows, strict=True))
         return pushed, pulled
 
-    def linearize(self, state: State) -> Linearization:
+    def linearize(self, state: Tensor) -> Linearization[Tensor]:
         return _MeanLinearization([unit.linearize(state) for unit in self.units])
 
 
-class _MeanLinearization(Linearization):
+class _MeanLinearization(Linearization[Tensor]):
     """`J = (1/L) Σ J_i`: symmetric, positive semidefinite."""
 
     def __init__(self, parts: list[OptEqLinearization]) -> None:
@@ -100,17 +92,16 @@ class _MeanLinearization(Linearization):
         return _mean([part.image for part in self._parts])
 
     @property
-    def symmetric(self) -> SymmetricForm | None:
+    def symmetric(self) -> SymmetricForm[Tensor] | None:
         return symmetric_psd(self.jvp)
 
-    def jvp(self, tangent: State) -> Tensor:
+    def jvp(self, tangent: Tensor) -> Tensor:
         return _mean([part.jvp(tangent) for part in self._parts])
 
-    def vjp(self, cotangent: State) -> Tensor:
+    def vjp(self, cotangent: Tensor) -> Tensor:
         return self.jvp(cotangent)
 
-    def pullback(self, cotangent: State) -> Gradients:
-        assert isinstance(cotangent, Tensor)
+    def pullback(self, cotangent: Tensor) -> Gradients:
         share = cotangent / len(self._parts)
         gradients: Gradients = ()
         for part in self._parts:

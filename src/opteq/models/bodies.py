@@ -186,6 +186,7 @@ class Coupled(Convolutional):
             # Here `W y` is the state that is coupled.
             return KernelMap(W(n, state), U(state, n), kernel, **common)
 
+        coupling = HeritageDiversity() if coupling is None else coupling
         make, kind = (_unit, MOptEq) if kernel == "linear" else (kernel_map, KernelMOptEq)
 
         def join(units: list[Any]) -> EquilibriumMap:

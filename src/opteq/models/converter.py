@@ -12,18 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from opteq.activations import (
-    ELU,
-    Activation,
-    HardTanh,
-    Identity,
-    LeakyReLU,
-    ReLU,
-    Sigmoid,
-    Softplus,
-    SoftThreshold,
-    Tanh,
-)
+from opteq.activations import Activation, Identity, of_module
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
 from opteq.maps.chain import ChainEquation
@@ -346,24 +335,7 @@ def _operator(name: str, layer: nn.Linear | nn.Conv2d) -> Dense | Conv2d:
 
 
 def _activation(module: nn.Module) -> Activation | None:
-    match module:
-        case nn.ReLU():
-            return ReLU()
-        case nn.LeakyReLU(negative_slope=slope) if 0 < slope < 1:
-            return LeakyReLU(slope)
-        case nn.ELU(alpha=1.0):
-            return ELU()
-        case nn.Tanh():
-            return Tanh()
-        case nn.Sigmoid():
-            return Sigmoid()
-        case nn.Softplus(beta=1.0):
-            return Softplus()
-        case nn.Softshrink(lambd=threshold):
-            return SoftThreshold(threshold)
-        case nn.Hardtanh(min_val=-1.0, max_val=1.0):
-            return HardTanh()
-    return None
+    return None if isinstance(module, nn.Identity) else of_module(module)
 
 
 def _parts(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:

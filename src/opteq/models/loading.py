@@ -10,8 +10,8 @@ from safetensors.torch import load_model, save
 from torch import nn
 
 from opteq.errors import ConfigError
-from opteq.files import write_file, write_json
 from opteq.models.parts import build
+from opteq.system.files import write_file, write_json
 
 WEIGHTS = "model.safetensors"
 CARD = "model.json"

@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from opteq.native.building import Library, library
+from dataclasses import dataclass
+
+from opteq.native.building import library
 
 enabled = True
 """Whether compiled code is used at all, like `torch.backends.mkldnn.enabled`."""
 
 
+@dataclass(frozen=True)
+class Status:
+    """Whether compiled code is used; prints as one sentence.
+
+    Attributes:
+        used: whether it is.
+        account: where it comes from, or why there is none and what to do about it.
+    """
+
+    used: bool
+    account: str
+
+    def __repr__(self) -> str:
+        return f"opteq {'uses' if self.used else 'goes without'} compiled code: {self.account}."
+
+
+def status() -> Status:
+    """Whether compiled code is used from now on, and why not. Compiles it, if that was not done yet."""
+    if not enabled:
+        return Status(False, "it is switched off, by opteq.native.enabled = False")
+    return Status(available(), library().account)
+
+
 def available() -> bool:
-    """Whether compiled code can be had and is `enabled`."""
+    """Whether compiled code is `enabled` and can be had."""
     return enabled and library().functions is not None
-
-
-def status() -> Library:
-    """Where the compiled code comes from, or why there is none; made at once if it was not yet."""
-    return library()

@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 
@@ -23,19 +24,21 @@ from opteq.native.prototypes import declare
 _SOURCES = Path(__file__).parent
 # By what PyTorch says of the processor: a name, not "native", so that machines that share a folder agree.
 _TARGETS = {"AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}
-# Seconds; it takes about two.
-_PATIENCE = 60
+# Seconds; it takes about five.
+_PATIENCE = 120
+# Characters of what a compiler says that are shown.
+_SHOWN = 400
 
 _log = logging.getLogger("opteq.native")
 
 
 @dataclass(frozen=True)
 class Library:
-    """The compiled code of this process, or why there is none.
+    """The compiled code of this process.
 
     Attributes:
-        functions: what can be called; None without.
-        account: where it comes from, or what is missing.
+        functions: what can be called; None if there is none.
+        account: where it comes from, or why there is none.
     """
 
     functions: ctypes.CDLL | None
@@ -44,7 +47,7 @@ class Library:
 
 @cache
 def library() -> Library:
-    """The library made from the C sources.
+    """The library made from the C sources; where there is none, the logger `opteq.native` says so once.
 
     It takes a C compiler with OpenMP (`$CC`, else `cc`; GCC from 11 on) and an x86 processor with AVX2. The
     library is kept in `$XDG_CACHE_HOME/opteq`, by default `~/.cache/opteq`; other sources or another
@@ -53,17 +56,18 @@ def library() -> Library:
     """
     target = _TARGETS.get(torch.backends.cpu.get_cpu_capability())
     if target is None or sys.platform == "win32":
-        return _none(logging.INFO, "it takes an x86 processor with AVX2, and Linux or macOS")
+        # Nothing that its user could change.
+        return _none(logging.INFO, "it is for x86 processors with AVX2, and not for Windows")
     compiler = _compiler()
-    if shutil.which(compiler[0]) is None:
-        return _none(logging.INFO, f"there is no C compiler {compiler[0]!r}: install gcc or set CC")
     flags = ["-O3", f"-march={target}", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC"]
     sources = sorted(_SOURCES.glob("*.c"))
     text = b"".join(path.read_bytes() for path in (*sources, *sorted(_SOURCES.glob("*.h"))))
     key = hashlib.sha256("\0".join((*compiler, *flags)).encode() + text).hexdigest()
     folder, name = _folder(), f"opteq-{key[:16]}.so"
     if folder is not None and (kept := _opened(folder / name)) is not None:
-        return Library(kept, f"{folder / name}")
+        return Library(kept, f"kept as {folder / name}")
+    if shutil.which(compiler[0]) is None:
+        return _none(logging.WARNING, f"there is no C compiler {compiler[0]!r}; install gcc or set CC")
     try:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / name
@@ -71,19 +75,23 @@ def library() -> Library:
             subprocess.run(
                 command, check=True, capture_output=True, text=True, errors="replace", timeout=_PATIENCE
             )
-            # Opened before it takes its place: under the name of a damaged one it would be taken for that.
+            # Before it takes its place: a process that has opened a foreign one there is given that again.
             functions = declare(ctypes.CDLL(str(made)))
             if folder is None:
-                return Library(functions, "compiled for this process alone")
+                return Library(functions, "compiled now, for this process alone")
             # It takes its place when it is complete, on the disk too: other processes may be at it, and one
             # that opens a file that ends too early is killed.
             with made.open("rb+") as file:
                 os.fsync(file.fileno())
             made.replace(folder / name)
-        return Library(functions, f"compiled now, kept as {folder / name}")
-    except (OSError, AttributeError, subprocess.SubprocessError) as error:
-        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else ""
-        return _none(logging.WARNING, f"it could not be compiled: {said or error}")
+        return Library(functions, f"compiled now, and kept as {folder / name}")
+    except subprocess.TimeoutExpired:
+        why = f"did not finish within {_PATIENCE} seconds"
+    except subprocess.CalledProcessError as error:
+        why = f"failed: {shorten(error.stderr, _SHOWN) or f'exit status {error.returncode}'}"
+    except (OSError, AttributeError) as error:
+        why = f"made nothing that can be used: {error}"
+    return _none(logging.WARNING, f"the C compiler {shlex.join(compiler)!r} {why}; set CC to another one")
 
 
 def _none(level: int, reason: str) -> Library:

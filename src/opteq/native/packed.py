@@ -8,7 +8,7 @@ from torch import Tensor
 from opteq.errors import ShapeError
 from opteq.native.calling import call
 from opteq.native.serving import reads, serves
-from opteq.untraced import untraced
+from opteq.tensors.untraced import untraced
 
 LANES = 16
 """Numbers in a vector, at most."""

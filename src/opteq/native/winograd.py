@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ShapeError
-from opteq.layouts import has_channels_last
 from opteq.native.calling import call
 from opteq.native.packed import LANES, filled
 from opteq.native.serving import serves
+from opteq.tensors.layouts import has_channels_last
 
 SMALLEST_ERROR = 2e-5
 """The error to allow from which on the rounding does not matter, some four times the largest there is."""

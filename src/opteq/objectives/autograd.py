@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +11,8 @@ from torch.func import functional_call
 from opteq.equation import Gradients
 from opteq.errors import ConfigError, ShapeError
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
-from opteq.operators.lanczos import extreme_ritz_values
 from opteq.results import Certificate
+from opteq.tensors.lanczos import extreme_ritz_values
 
 _LANCZOS_STEPS = 30
 
@@ -36,13 +35,6 @@ class AutogradSimilarity(Similarity):
     injection: Tensor
     parameters: tuple[Tensor, ...]
     shape: tuple[int, ...]
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return (self.injection, *self.parameters)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, injection=tensors[0], parameters=tuple(tensors[1:]))
 
     def initial(self) -> Tensor:
         return self.injection.new_zeros(len(self.injection), *self.shape)

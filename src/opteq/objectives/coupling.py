@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,6 +15,7 @@ from opteq.native.packed import multiply_each
 from opteq.objectives.ring import End, Junction, Ring
 from opteq.options import require, strict_options
 from opteq.results import State, sample_sums, tensors_of
+from opteq.tensors.held import HoldsTensors
 
 
 @strict_options
@@ -99,7 +99,7 @@ def check_channels(channels: Sequence[int]) -> None:
 
 
 @dataclass(frozen=True, eq=False)
-class Coupling:
+class Coupling(HoldsTensors):
     """`λD_τ - H` and its derivatives for one batch. Immutable.
 
     `h = -½∇(λD_τ - H)` is what the branches receive from their neighbours. Its Jacobian is symmetric and,
@@ -119,15 +119,6 @@ class Coupling:
     ring: Ring
     width: Tensor | None
     error: float = 0.0
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor that `h` depends on differentiably."""
-        return () if self.width is None else (self.width,)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        """The same coupling with other values of `tensors`."""
-        return replace(self, width=None if self.width is None else tensors[0])
 
     def correlations(self, state: State) -> tuple[Tensor, ...]:
         """`N` of each pair, `(batch, C, C)`; `H` is its trace, `D` the sum of its other entries' sizes."""

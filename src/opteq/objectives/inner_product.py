@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -203,16 +202,6 @@ class InnerProductSimilarity(Similarity):
     kernel: InnerProductKernel
     steepness: float = math.inf
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        unit = () if self.unit is None else (self.unit,)
-        return (self.injection, *unit, *self.W.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        injection, *rest = tensors
-        unit = None if self.unit is None else rest.pop(0)
-        return replace(self, injection=injection, unit=unit, W=self.W.with_tensors(tuple(rest)))
-
     def initial(self) -> Tensor:
         return torch.zeros_like(self.injection)
 
@@ -270,7 +259,7 @@ class InnerProductSimilarity(Similarity):
             return torch.where(steepness > 0, self.kernel.largest_curvature * steepness, 0.0)
         return self.kernel.curvature(self.product(y).detach().double()).abs() * steepness
 
-    def rates(self, activation: Activation, push: float) -> tuple[float, float]:
+    def rates(self, activation: Activation, push: float, everywhere: bool = False) -> tuple[float, float]:
         """`(L_σ (a + κρ)‖U‖, L_σ(s² + κ))` with `s = ‖W‖` and `|k''|‖c‖²/n ≤ κ` for all inputs.
 
         `a` bounds `|k'|`, and `ρ` `‖y‖/‖c‖`. The Hessian `WᵀW + k''ccᵀ/n` in `y` is at most `q/L_σ` in norm,
@@ -283,6 +272,11 @@ class InnerProductSimilarity(Similarity):
         slope, kernel = activation.lipschitz, self.kernel
         pull, steepest = slope * self.norm_bound().value.item() ** 2, kernel.largest_slope
         if self.steepness:
+            if everywhere:
+                raise ConfigError(
+                    f"No Lipschitz bound is known for {kernel} within other maps: how it changes with its"
+                    " input grows with the state; use the linear kernel, or the kernel map alone."
+                )
             zero = torch.zeros((), dtype=torch.float64)
             if activation(zero):
                 raise ConfigError(

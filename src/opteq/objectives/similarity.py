@@ -7,7 +7,6 @@ stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y; c)` (Li et al. 2023, Eq. 5)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Self
 
 from torch import Tensor
 
@@ -15,6 +14,7 @@ from opteq.activations import Activation
 from opteq.equation import Gradients
 from opteq.errors import ConfigError
 from opteq.results import Certificate
+from opteq.tensors.held import HoldsTensors
 
 
 class SimilarityLinearization(ABC):
@@ -33,8 +33,8 @@ class SimilarityLinearization(ABC):
         """Gradients of `⟨u, ∇S(y)⟩` with respect to the similarity's `tensors`."""
 
 
-class Similarity(ABC):
-    """`S(y; c)` with everything that depends on the input bound into it, for one batch. Immutable.
+class Similarity(HoldsTensors, ABC):
+    """`S(y; c)` with everything that depends on the input bound into it, for one batch: a frozen dataclass.
 
     States `y` have shape `(batch, ...)`; values are per sample, `(batch,)`.
 
@@ -44,15 +44,6 @@ class Similarity(ABC):
     """
 
     owns_gradient = False
-
-    @property
-    @abstractmethod
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Every tensor that `∇S` depends on differentiably."""
-
-    @abstractmethod
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        """The same similarity with other values of `tensors`."""
 
     @abstractmethod
     def initial(self) -> Tensor:
@@ -82,12 +73,14 @@ class Similarity(ABC):
         """`(batch,)` bound on the largest eigenvalue of `∇²S` over all states."""
         return self.hessian_bound()
 
-    def rates(self, activation: Activation, push: float) -> tuple[float, float]:
+    def rates(self, activation: Activation, push: float, everywhere: bool = False) -> tuple[float, float]:
         """`(a, q)` for which `a / (1 - q)` is a Lipschitz constant of `x ↦ y*` for any `σ` like `activation`.
 
         Args:
             activation: `σ`.
             push: a Lipschitz constant of `x ↦ c`.
+            everywhere: whether `a` has to be a Lipschitz constant of `x ↦ σ(∇S(y))` at every state `y`, and
+                not only at equilibria.
 
         Raises:
             ConfigError: where none is known.

@@ -14,7 +14,7 @@ from opteq.operators.estimate import NormEstimate
 from opteq.operators.norms.base import NormControl, Weights
 from opteq.operators.norms.ceiling import Ceiling
 
-# Times the ceiling, from which on the norm of a stored weight is brought down, and to what: above the ceiling,
+# Times the ceiling: from where the norm of a stored weight is brought down, and to what: above it,
 # since the estimate is from below.
 _LARGEST_EXCESS, _SETTLED_EXCESS = 1.5, 1.2
 
@@ -72,6 +72,7 @@ class LinearOperator(nn.Module, ABC):
         for module in self.modules():
             if isinstance(module, LinearOperator):
                 _run_pre_hooks(module)
+        self._ceiling = math.inf if ceiling is None else ceiling
         return self._bound(domain, ceiling, error)
 
     def forward(self, x: Tensor, error: float = 0.0) -> Tensor:
@@ -95,7 +96,6 @@ class LinearOperator(nn.Module, ABC):
 
     def _bound(self, domain: tuple[int, ...], ceiling: float | None, error: float) -> BoundOperator:
         control, weights = self.norm_control, self.weights
-        self._ceiling = math.inf if ceiling is None else ceiling
         scaled = control.scaled(weights, ceiling, lambda: self._norm(self.act(weights, domain, 0.0)))
         if control.certified and weights:
             self._memo.promise(scaled, control.kept(ceiling))
@@ -161,6 +161,9 @@ def settle_norms(module: nn.Module) -> None:
         if isinstance(weights[0], nn.Parameter) and not operator._estimate.knows(weights):
             places = [p for _, p in module.named_parameters(remove_duplicate=False) if p is weights[0]]
             # The step may have changed the norm; below the ceiling a scale would change the function.
-            norm, wanted = operator.norm(operator._estimate.domain).item(), _SETTLED_EXCESS * operator._ceiling
+            norm, wanted = (
+                operator.norm(operator._estimate.domain).item(),
+                _SETTLED_EXCESS * operator._ceiling,
+            )
             if len(places) == 1 and norm > wanted:
                 weights[0].mul_(wanted / norm)

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from opteq.once import once
 from opteq.operators.bound import BoundOperator, same
-from opteq.operators.lanczos import largest_ritz_pair
 from opteq.operators.norms.base import Weights
+from opteq.tensors.lanczos import largest_ritz_pair
+from opteq.tensors.once import once
 
 # Lanczos steps that follow the weights in training, and those between restarts of a settled estimate.
 _TRAIN_STEPS, _SETTLED_STEPS, _RESTARTS = 10, 20, 50

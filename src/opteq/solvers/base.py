@@ -17,7 +17,7 @@ from opteq.native.rows import hold, norms, observe
 from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.solvers.progress import Progress
 from opteq.solvers.space import Space
-from opteq.untraced import untraced
+from opteq.tensors.untraced import untraced
 
 
 class Stepper(Protocol):

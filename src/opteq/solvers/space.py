@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opteq.layouts import has_channels_last
 from opteq.results import State, like, tensors_of
+from opteq.tensors.layouts import has_channels_last
 
 
 class Space:

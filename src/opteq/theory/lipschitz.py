@@ -15,7 +15,7 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.base import EquilibriumMap, Injection
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.optequnit import OptEqEquation, OptEqUnit
-from opteq.objectives.gaussian import GaussianSimilarity
+from opteq.objectives.gaussiansimilarity import GaussianSimilarity
 from opteq.objectives.patches import WholeSample
 from opteq.operators.base import LinearOperator
 from opteq.operators.conv import circular_norm
@@ -46,6 +46,7 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: State) -> Certificate:
         NonFiniteError: for weights that are NaN or infinite.
     """
     expect_module(map)
+    expect_no_hooks(map)
     example = _example(x)
     pushes = [_bound(operator, example) for operator in _injections(map)]
     value = map.bind(example).equilibrium_lipschitz(iter(pushes))
@@ -57,7 +58,7 @@ def _injections(map: EquilibriumMap) -> tuple[nn.Module, ...]:
     for part in map.modules():
         if isinstance(part, EquilibriumMap):
             binds, says = (_definer(type(part), name) for name in ("bind", "injections"))
-            if not issubclass(says, binds):
+            if "bind" in vars(part) or not issubclass(says, binds):
                 raise ConfigError(
                     f"{binds.__name__} overrides `bind`, so that the bound of {says.__name__} need not hold"
                     " for it; give it `injections` of its own, the modules that read `x`."
@@ -136,6 +137,7 @@ def lipschitz_bound(module: nn.Module, x: Tensor) -> Certificate:
         NonFiniteError: for weights that are NaN or infinite.
     """
     expect_module(module)
+    expect_no_hooks(module)
     value = torch.tensor(_bound(module, _example(x)), dtype=torch.float64)
     return Certificate(value, "bound", ("Inputs are shaped like `x`.",))
 
@@ -191,6 +193,19 @@ def _bound(module: nn.Module, x: Any) -> float:
     return value
 
 
+def expect_no_hooks(module: nn.Module) -> None:
+    """Raise a `ConfigError` if a forward hook may change what a part of `module` computes.
+
+    Forward pre-hooks of opteq's operators are run when these are bound, and cannot change an input there.
+    """
+    for name, part in module.named_modules():
+        if part._forward_hooks or (part._forward_pre_hooks and not isinstance(part, LinearOperator)):
+            raise ConfigError(
+                f"{name or type(part).__name__} has a forward hook, which may change what it computes: no"
+                " bound holds; remove the hook, as `torch.nn.utils.remove_weight_norm` does its own."
+            )
+
+
 def _stage_bound(stage: nn.Module, x: Tensor) -> float:
     # What a subclass does in a `forward` of its own, only its `lipschitz` can know.
     if not getattr(stage.forward, "__module__", "").startswith(("torch.nn.", "opteq.")):
@@ -199,7 +214,7 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
         case EquilibriumLayer():
             return equilibrium_lipschitz(stage.map, x).value.item()
         case LinearOperator():
-            return stage.bind(tuple(x.shape[1:])).quick_norm_bound().item()
+            return stage.bind(tuple(x.shape[1:])).norm_bound().item()
         case Injection(operator=operator):
             return _bound(operator, x)
         case nn.Linear():

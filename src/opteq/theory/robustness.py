@@ -12,7 +12,7 @@ from opteq.errors import ShapeError
 from opteq.gradients.implicit import Implicit
 from opteq.layer import EquilibriumLayer
 from opteq.solvers.anderson import Anderson
-from opteq.theory.lipschitz import check_stages, expect_module, lipschitz_bound, stages_of
+from opteq.theory.lipschitz import check_stages, expect_module, expect_no_hooks, lipschitz_bound, stages_of
 
 
 @torch.no_grad()
@@ -39,10 +39,11 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
         ShapeError: if the classifier does not give logits.
     """
     expect_module(classifier)
+    expect_no_hooks(classifier)
     x, classifier = x.double(), _precise(classifier)
     *stages, last = stages_of(classifier)
     features = nn.Sequential(*stages)
-    if isinstance(last, nn.Linear):
+    if isinstance(last, nn.Linear) and type(last).forward is nn.Linear.forward:
         logits = last(features(x))
         rows = last.weight[logits.argmax(1)]
         gauge = torch.linalg.vector_norm(rows[:, None] - last.weight, dim=2)

@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from opteq.errors import ConfigError, OpteqError
-from opteq.files import write_beside
+from opteq.system.files import write_beside
 
 BEST = "best.ckpt"
 LAST = "last.ckpt"

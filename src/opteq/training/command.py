@@ -29,9 +29,9 @@ import opteq.models.heads
 import opteq.models.stems  # noqa: F401
 from opteq.data.facts import Facts
 from opteq.errors import ConfigError, OpteqError
-from opteq.locks import exclusive
 from opteq.models.loading import ModelCard, save_network
 from opteq.models.parts import complete
+from opteq.system.locks import exclusive
 from opteq.training.checkpoints import (
     LAST,
     AtomicCheckpointIO,

@@ -9,7 +9,7 @@ from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.loggers import Logger
 
 from opteq.errors import ConfigError
-from opteq.files import write_beside
+from opteq.system.files import write_beside
 
 
 class MetricsCSV(Logger):

@@ -14,10 +14,10 @@ from opteq.data.folder import find_images
 from opteq.data.images import read_image
 from opteq.data.preprocess import Normalization, Preprocess
 from opteq.errors import ConfigError
-from opteq.files import write_file
 from opteq.layer import SolveCounts, SolveLog, solve_log
 from opteq.models.loading import ModelCard
 from opteq.results import SolveInfo
+from opteq.system.files import write_file
 
 BATCH_SIZE = 64
 

@@ -20,8 +20,8 @@ import yaml
 
 from opteq.configs import read_config
 from opteq.errors import ConfigError
-from opteq.files import write_file
 from opteq.models.parts import check_trusted
+from opteq.system.files import write_file
 from opteq.training.checkpoints import BEST, LAST, read_checkpoint
 
 CONFIG = "config.yaml"

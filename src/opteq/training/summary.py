@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from opteq.data.facts import Facts
-from opteq.files import write_json
 from opteq.layer import EquilibriumLayer
 from opteq.training.taskscores import SCORES
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from opteq.operators.lanczos import extreme_ritz_values, largest_eigenvalue_bound, largest_ritz_pair
+from opteq.tensors.lanczos import extreme_ritz_values, largest_eigenvalue_bound, largest_ritz_pair
 
 
 @pytest.mark.parametrize("steps", [3, 12, 40])

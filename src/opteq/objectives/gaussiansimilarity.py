@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
 
 from opteq.activations import Activation
 from opteq.equation import Gradients
-from opteq.layouts import zero_state
 from opteq.native.forces import force_in_place, response_in_place
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.bound import BoundOperator
 from opteq.results import Certificate
+from opteq.tensors.layouts import zero_state
 
 ADAPTIVE_NUMERATOR = 0.2
 """`γM` under the adaptive rule: the largest patch weight at the start is `e^{-0.2} = 0.82`."""
@@ -58,17 +57,6 @@ class GaussianSimilarity(Similarity):
     patches: Patches | WholeSample
     adaptive: bool = False
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        gram = () if self.gram is None else (self.gram,)
-        return (self.injection, self.gamma, *gram, *self.W.tensors)
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        injection, gamma, *rest = tensors
-        gram = None if self.gram is None else rest.pop(0)
-        W = self.W.with_tensors(tuple(rest))
-        return replace(self, injection=injection, gamma=gamma, gram=gram, W=W)
-
     def initial(self) -> Tensor:
         return zero_state(self.injection, self.W.domain)
 
@@ -108,7 +96,7 @@ class GaussianSimilarity(Similarity):
         bound = self.hessian_bound()
         return replace(bound, value=CONCAVITY * bound.value)
 
-    def rates(self, activation: Activation, push: float) -> tuple[float, float]:
+    def rates(self, activation: Activation, push: float, everywhere: bool = False) -> tuple[float, float]:
         """`(L_σ s‖W_h‖²‖U‖, 2e^{-3/2}L_σs²‖W_h‖²)` with `s = ‖W‖`, and more for an adaptive `γ`.
 
         Slopes `D` of the activation in `[0, L_σ]` give `dy = D^½(I + D^½WᵀAWD^½)⁻¹D^½WᵀA dc` with

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Self
 
 import torch
 from torch import Tensor
@@ -23,11 +22,11 @@ from opteq.equation import (
 )
 from opteq.errors import ConfigError
 from opteq.objectives.similarity import Similarity
-from opteq.results import Certificate, State
+from opteq.results import Certificate
 
 
 @dataclass(frozen=True, eq=False)
-class SimilarityEquation(Equation):
+class SimilarityEquation(Equation[Tensor]):
     """`y = σ(∇S(y))`, stationary for `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)` (Li et al. 2023, Eq. 5).
 
     State and readout: `y`.
@@ -36,21 +35,13 @@ class SimilarityEquation(Equation):
     similarity: Similarity
     activation: Activation
 
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        return self.similarity.tensors
-
-    def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
-        return replace(self, similarity=self.similarity.with_tensors(tensors))
-
     def initial(self) -> Tensor:
         return self.similarity.initial()
 
     def first_iterate(self) -> Tensor:
         return self._activated(self.similarity.initial_gradient())
 
-    def __call__(self, state: State) -> Tensor:
-        assert isinstance(state, Tensor)
+    def __call__(self, state: Tensor) -> Tensor:
         return self._activated(self.similarity.gradient(state))
 
     def _activated(self, argument: Tensor) -> Tensor:
@@ -59,29 +50,27 @@ class SimilarityEquation(Equation):
         return self.activation.overwrite(argument) if overwrite else self.activation(argument)
 
     @property
-    def objective(self) -> Callable[[State], Tensor]:
+    def objective(self) -> Callable[[Tensor], Tensor]:
         """`G` at the feasible point `T(y)`: `y` itself may lie where the penalty is infinite."""
         return self._at_image
 
-    def _at_image(self, state: State) -> Tensor:
+    def _at_image(self, state: Tensor) -> Tensor:
         y = self(state)
         terms = self.activation.penalty(y) + 0.5 * y.square()
         return terms.flatten(1).sum(1) - self.similarity.value(y)
 
-    def contraction(self, state: State | None = None) -> Certificate:
+    def contraction(self, state: Tensor | None = None) -> Certificate:
         """`L_σ ‖∇²S‖`: everywhere, or at a state."""
-        assert state is None or isinstance(state, Tensor)
         bound = self.similarity.hessian_bound(state)
         return replace(bound, value=self.activation.lipschitz * bound.value)
 
-    def curvature(self, state: State | None = None) -> Certificate:
+    def curvature(self, state: Tensor | None = None) -> Certificate:
         """The largest eigenvalue of `∇²S`: where `I - ∇²S ⪰ 0` everywhere, `G` is convex."""
         if state is None:
             return self.similarity.largest_eigenvalue_bound()
-        assert isinstance(state, Tensor)
         return largest_eigenvalue(_SimilarityLinearization(self, state).hessian, state)
 
-    def distance_bound(self, state: State) -> Certificate:
+    def distance_bound(self, state: Tensor) -> Certificate:
         """`κ‖y - T(y)‖` with the smaller of `1/(1 - L)`, where `T` contracts, and `1 + s/m`.
 
         A similarity with `∇²S ⪯ h I` and `‖∇²S‖ ≤ s` makes `G = f + ½‖·‖² - S` strongly convex with modulus
@@ -99,17 +88,17 @@ class SimilarityEquation(Equation):
         return replace(contraction, value=scaled_distance(factor, self(state), state))
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
-        return self.similarity.rates(self.activation, next(pushes))[0], self.contraction().value.max().item()
+        push, _ = self.similarity.rates(self.activation, next(pushes), everywhere=True)
+        return push, self.contraction().value.max().item()
 
     def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
         push, pull = self.similarity.rates(self.activation, next(pushes))
         return push / room(pull)
 
-    def linearize(self, state: State) -> Linearization:
-        assert isinstance(state, Tensor)
+    def linearize(self, state: Tensor) -> Linearization[Tensor]:
         return _SimilarityLinearization(self, state)
 
-    def reformulate(self, gradient: bool = False) -> Reformulation:
+    def reformulate(self, gradient: bool = False) -> Reformulation[Tensor]:
         """For gradient methods `y ↦ σ(y + t (∇S(y) - y))`, `t = 1/(1 + ‖∇²S‖)`, a proximal gradient step.
 
         `½‖y‖² - S` is smooth with constant `1 + ‖∇²S‖`, more than 1 where `∇²S` has negative
@@ -133,14 +122,13 @@ class SimilarityEquation(Equation):
         inverse_step = 1 + bound.value
         step = inverse_step.reciprocal().to(start.dtype).view(-1, *[1] * (start.dim() - 1))
 
-        def proximal_step(state: State) -> Tensor:
-            assert isinstance(state, Tensor)
+        def proximal_step(state: Tensor) -> Tensor:
             return self.activation(torch.lerp(state, self.similarity.gradient(state), step))
 
         return Reformulation(proximal_step, start, self.first_iterate(), scale=inverse_step.max().item())
 
 
-class _SimilarityLinearization(Linearization):
+class _SimilarityLinearization(Linearization[Tensor]):
     """`J = D H` with `D = diag σ'(∇S)` and `H = ∇²S` symmetric."""
 
     def __init__(self, equation: SimilarityEquation, state: Tensor) -> None:
@@ -152,31 +140,26 @@ class _SimilarityLinearization(Linearization):
         return self._equation.activation(self._hessian.gradient())
 
     @property
-    def symmetric(self) -> SymmetricForm | None:
+    def symmetric(self) -> SymmetricForm[Tensor] | None:
         root = self._slopes.sqrt()
 
-        def scale(v: State) -> Tensor:
-            assert isinstance(v, Tensor)
+        def scale(v: Tensor) -> Tensor:
             return root.times(v)
 
         return symmetrized(scale, self.hessian, self._pullback)
 
-    def jvp(self, tangent: State) -> Tensor:
+    def jvp(self, tangent: Tensor) -> Tensor:
         return self._slopes.times(self.hessian(tangent))
 
-    def vjp(self, cotangent: State) -> Tensor:
-        assert isinstance(cotangent, Tensor)
+    def vjp(self, cotangent: Tensor) -> Tensor:
         return self.hessian(self._slopes.times(cotangent))
 
-    def pullback(self, cotangent: State) -> Gradients:
-        assert isinstance(cotangent, Tensor)
+    def pullback(self, cotangent: Tensor) -> Gradients:
         return self._pullback(self._slopes.times(cotangent))
 
-    def _pullback(self, slope_times_cotangent: State) -> Gradients:
-        assert isinstance(slope_times_cotangent, Tensor)
+    def _pullback(self, slope_times_cotangent: Tensor) -> Gradients:
         return self._hessian.pullback(slope_times_cotangent)
 
-    def hessian(self, v: State) -> Tensor:
+    def hessian(self, v: Tensor) -> Tensor:
         """`H v`."""
-        assert isinstance(v, Tensor)
         return self._hessian.product(v)

@@ -10,7 +10,7 @@ import pytest
 COUNT = """
 import sys, torch
 from pathlib import Path
-from opteq.memory import keep_freed_memory
+from opteq.system.memory import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 def resident():

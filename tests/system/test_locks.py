@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from opteq.errors import ConfigError
-from opteq.locks import exclusive
+from opteq.system.locks import exclusive
 
 HOLD = """
 import sys
 from pathlib import Path
-from opteq.locks import exclusive
+from opteq.system.locks import exclusive
 with exclusive(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
