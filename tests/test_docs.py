@@ -67,6 +67,19 @@ def test_the_guide(tmp_path, monkeypatch, capsys):
     assert (names["radius"] > 0).all()
 
 
+def test_the_configuration_in_the_guide(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    guide = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
+    text = guide.split("```yaml\n")[1].partition("```")[0]
+    (tmp_path / "my.yaml").write_text(text.replace("mine.", "mine_of_the_guide."))
+    (tmp_path / "mine_of_the_guide.py").write_text("from opteq import Picard\nclass Halpern(Picard): pass\n")
+    network = read_config(str(tmp_path / "my.yaml"))["model"]["network"]
+    complete(network, in_channels=3, classes=10)
+    network = build(network, trust=True)
+    assert type(network.body.solver).__name__ == "Halpern"
+    assert network(torch.rand(2, 3, 16, 16)).shape == (2, 10)
+
+
 def test_the_solver_of_the_recipe_finds_the_equilibrium():
     torch.manual_seed(0)
     solver = run_examples("CONTRIBUTING.md")["Halpern"]

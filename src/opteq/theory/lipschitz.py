@@ -126,8 +126,8 @@ def lipschitz_bound(module: nn.Module, x: Tensor) -> Certificate:
     these, modules that list such stages as `stages`, and modules with a constant of their own, a method
     `lipschitz(x)` for inputs shaped like `x`, which subclasses need that compute something else than their
     base class. What passes between the stages may be a tuple of tensors, one for each branch, whose norm is
-    that of all of them joined. An `ImageClassifier` is such a network. The
-    constants of layers are those of exact equilibria.
+    that of all of them joined. An `ImageClassifier` is such a network. The constants of layers are those of
+    exact equilibria.
 
     Args:
         module: the network, in eval mode.
