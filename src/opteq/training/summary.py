@@ -13,6 +13,7 @@ from torch import nn
 
 from opteq.data.facts import Facts
 from opteq.layer import EquilibriumLayer
+from opteq.system.files import write_json
 from opteq.training.taskscores import SCORES
 
 SUMMARY = "summary.json"
