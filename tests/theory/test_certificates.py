@@ -102,9 +102,9 @@ def test_the_distance_bound_holds_and_is_not_idle(make, options):
 
 
 @pytest.mark.spec("R1.3", "R1.6")
-@pytest.mark.parametrize("steps", [0, 8])
-def test_the_equilibria_of_a_preset_with_3072_numbers_are_certified(steps):
-    torch.manual_seed(4)
+@pytest.mark.parametrize(("steps", "seed"), [(0, 4), (8, 6)])
+def test_the_equilibria_of_a_preset_with_3072_numbers_are_certified(steps, seed):
+    torch.manual_seed(seed)
     network = preset_network("cifar10-small")
     optimizer = torch.optim.AdamW(network.parameters(), lr=1e-2)
     images, labels = torch.randn(16, 3, 32, 32), torch.randint(10, (16,))
