@@ -251,7 +251,7 @@ def first_argument(module, args):
 
 
 def unpacked(module, args):
-    (x,) = args
+    (_,) = args
 
 
 def by_keyword(module, args, kwargs):

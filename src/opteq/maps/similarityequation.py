@@ -125,7 +125,7 @@ class SimilarityEquation(Equation[Tensor]):
         def proximal_step(state: Tensor) -> Tensor:
             return self.activation(torch.lerp(state, self.similarity.gradient(state), step))
 
-        return Reformulation(proximal_step, start, self.first_iterate(), scale=inverse_step.max().item())
+        return Reformulation(proximal_step, start, self.first_iterate(), gain=inverse_step.max().item())
 
 
 class _SimilarityLinearization(Linearization[Tensor]):
