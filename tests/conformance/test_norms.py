@@ -3,9 +3,11 @@
 import copy
 import pickle
 import random as numbers
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.optim import SGD
 
@@ -129,17 +131,26 @@ def test_gradients_to_the_parameters_are_those_of_finite_differences(way: NormCo
             with torch.no_grad():
                 parameter.sub_(sign * 1e-6 * direction)
         expected = (values[0] - values[1]) / 2e-6
-        torch.testing.assert_close((gradient * direction).sum(), expected, rtol=1e-5, atol=1e-7, msg=name)
+        torch.testing.assert_close(
+            (gradient * direction).sum(),
+            expected,
+            rtol=1e-5,
+            atol=1e-7,
+            msg=lambda text, name=name: f"{name}: {text}",
+        )
 
 
 @every_way
-def test_copies(way: NormControl):
+def test_copies(way: NormControl, tmp_path: Path):
     torch.manual_seed(0)
     operator = Conv2d(4, 6, norm=way)
     loaded = Conv2d(4, 6, norm=way)
     loaded.load_state_dict(operator.state_dict())
     x = random(2, 4, 3, 3, dtype=torch.float32)
-    for other in (copy.deepcopy(operator), pickle.loads(pickle.dumps(operator)), loaded):
+    written = Conv2d(4, 6, norm=way)
+    save_file(operator.state_dict(), tmp_path / "operator.safetensors")
+    written.load_state_dict(load_file(tmp_path / "operator.safetensors"))
+    for other in (copy.deepcopy(operator), pickle.loads(pickle.dumps(operator)), loaded, written):
         assert torch.equal(other(x), operator(x))
 
 

@@ -1,4 +1,4 @@
-"""Maps around dense units are solved in the hidden variable of these, and give what their own iteration gives."""
+"""Maps around dense units are solved in the hidden variable of these, and give what T itself gives."""
 
 from collections.abc import Callable
 

@@ -107,7 +107,7 @@ class LinearOperator(nn.Module, ABC):
     def _excess(self) -> float:
         """How many times its ceiling the norm was when it was last asked for."""
         value = self._estimate.value
-        if value is None or not isinstance(self.norm_control, Ceiling):
+        if value is None or not self.norm_control.forgets_size:
             return 0.0
         return value.item() / self._ceiling
 

@@ -12,7 +12,7 @@ from opteq.operators.bound import BoundOperator, same
 from opteq.operators.norms.base import Weights
 from opteq.tensors.lanczos import largest_ritz_pair
 from opteq.tensors.once import once
-from opteq.tensors.tracing import tracing, unrecorded
+from opteq.tensors.tracing import refuse_tangents, refuse_transforms, tracing, unrecorded
 
 # Lanczos steps that follow the weights in training, and those between restarts of a settled estimate.
 _TRAIN_STEPS, _SETTLED_STEPS, _RESTARTS = 10, 20, 50
@@ -38,7 +38,12 @@ class NormEstimate:
         self.value: Tensor | None = None
 
     def __call__(self, bound: BoundOperator, training: bool) -> Tensor:
-        """The estimate for an operator whose products are as exact as the dtype."""
+        """The estimate for an operator whose products are as exact as the dtype.
+
+        Raises:
+            ConfigError: within a transform of `torch.func`, whose tensors must not be kept.
+        """
+        refuse_transforms()
         # Low precision would spoil the estimate, which is cheap, so it ignores autocast.
         device = bound.tensors[0].device.type if bound.tensors else "cpu"
         with torch.autocast(device, enabled=False):
@@ -116,16 +121,29 @@ class _Norm(torch.autograd.Function):
         image = bound.with_tensors(weights)(vector)
         norm = image.norm()
         ctx.bound = bound.with_tensors(())
-        ctx.save_for_backward(vector, image / norm.clamp(min=torch.finfo(norm.dtype).tiny), *weights)
+        saved = vector, image / norm.clamp(min=torch.finfo(norm.dtype).tiny), *weights
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
         return norm
 
     @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        _, _, *moves = tangents
+        pairs = zip(_Norm._gradients(ctx), moves, strict=True)
+        return torch.stack([(g * t).sum() for g, t in pairs if t is not None]).sum()
+
+    @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        _, _, *weights = ctx.saved_tensors
+        refuse_tangents(lambda: tuple(weights))
+        return (None, None, *(grad_outputs[0] * once(g, weights) for g in _Norm._gradients(ctx)))
+
+    @staticmethod
+    def _gradients(ctx: Any) -> Weights:
         vector, direction, *weights = ctx.saved_tensors
         with torch.no_grad(), torch.autocast(vector.device.type, enabled=False):
-            gradients = ctx.bound.with_tensors(tuple(weights)).weight_gradient((vector, direction))
-        advice = "give the operator a `norm` other than Ceiling(), or the map max_norm=None."
-        return (None, None, *(grad_outputs[0] * once(g, weights, advice) for g in gradients))
+            bound = ctx.bound.with_tensors(tuple(w.detach() for w in weights))
+            return bound.weight_gradient((vector, direction))
 
 
 def _random_unit(domain: tuple[int, ...]) -> Tensor:

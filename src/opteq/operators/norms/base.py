@@ -16,14 +16,18 @@ Weights = tuple[Tensor, ...]
 class NormControl(ABC):
     """A way to keep `‖W‖₂ ≤ ζ`: immutable options; parameters that it needs belong to the operator.
 
-    The ceiling `ζ` is asked for by the map that `W` belongs to, see `LinearOperator.bind`.
+    The ceiling `ζ` is asked for by the map that `W` belongs to, see `LinearOperator.bind`. What acts is a function
+    of the parameters alone, the same in training and in eval mode: there is no state beside them.
 
     Attributes:
         certified: whether `weight` has a norm of at most 1 by construction, on images of every size. It is
             then scaled to `ζ` itself (1 where none is asked for): no norm is estimated.
+        forgets_size: whether above `ζ` the size of the stored weight no longer counts, so that a layer in
+            training may bring it down when it grows.
     """
 
     certified: ClassVar[bool] = False
+    forgets_size: ClassVar[bool] = False
 
     def install(self, operator: nn.Module) -> None:  # noqa: B027 - most ways need nothing more
         """Make parameters of an operator from its initial `weight`, which is a parameter already."""

@@ -23,6 +23,8 @@ class Ceiling(NormControl):
     `EquilibriumLayer` brings it back to `ζ` when it has become half as large again.
     """
 
+    forgets_size = True
+
     def kept(self, ceiling: float | None) -> float:
         return math.inf if ceiling is None else ceiling
 

@@ -45,7 +45,7 @@ class Orthogonal(Nonexpansive):
         operator.weight = nn.Parameter(stored[:, :, half : half + 1, half : half + 1].clone())
         # For each group, pair of convolutions and axis: the columns of P's span, then those of I - P.
         bases = torch.linalg.qr(torch.randn(groups, half, 2, channels, channels)).Q
-        operator.register_parameter("spans", nn.Parameter(bases.to(stored)))
+        operator.register_parameter("spans", nn.Parameter(bases.to(stored).contiguous()))
 
     def weight(self, operator: nn.Module) -> Tensor:
         stored = super().weight(operator)
