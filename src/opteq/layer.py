@@ -18,13 +18,12 @@ from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, at
 from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap
 from opteq.native.rows import row_norms
-from opteq.operators.base import settle_norms
 from opteq.options import check_flag
 from opteq.results import Solution, SolveInfo, State, Trace, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
 from opteq.solvers.space import Space
-from opteq.tensors.tracing import refuse_tangents, refuse_tracing, tracing, untraced
+from opteq.tensors.tracing import refuse_samples, refuse_tangents, refuse_tracing, tracing, untraced
 
 Kind = TypeVar("Kind")
 
@@ -119,8 +118,6 @@ class EquilibriumLayer(nn.Module):
         return self.map.bind(x, error)
 
     def _equilibrium(self, x: State) -> tuple[Equation, State, SolveInfo]:
-        if self.training and torch.is_grad_enabled() and not tracing():
-            settle_norms(self.map)
         if isinstance(self.gradient, DirectMethod):
             equation = self.bind(x)
             state, info = self.gradient.run(equation)
@@ -275,6 +272,7 @@ def _check_input(x: State, dtype: torch.dtype | None) -> None:
         if not tensor.is_floating_point():
             cure = "" if tensor.is_complex() else "; use x.float()"
             raise ShapeError(f"Expected `x` of floating-point numbers, got {tensor.dtype}{cure}.")
+        refuse_samples(tensor)
         if dtype not in (None, tensor.dtype) and not torch.is_autocast_enabled(tensor.device.type):
             raise ShapeError(
                 f"Expected `x` of the {dtype} that the layer's parameters have, got {tensor.dtype};"

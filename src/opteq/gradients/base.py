@@ -15,9 +15,7 @@ from opteq.equation import Equation, Gradients
 from opteq.results import SolveInfo, State, like, map_state, tensors_of
 from opteq.solvers.base import FixedPoint
 from opteq.tensors.once import once
-from opteq.tensors.tracing import refuse_batches
-
-_ADVICE = "use gradient=Unrolled(steps), which differentiates an equilibrium to any order."
+from opteq.tensors.tracing import refuse_batches, refuse_tangents
 
 Report = Callable[[SolveInfo], None]
 """Receives how the solve of an adjoint equation went."""
@@ -107,6 +105,7 @@ class _Equilibrium(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         refuse_batches(grad_outputs)
+        refuse_tangents(lambda: grad_outputs)
         saved, count = ctx.saved_tensors, len(ctx.equation.tensors)
         tensors, state = saved[:count], saved[count:] if ctx.branched else saved[count]
         wants_graph = torch.is_grad_enabled()
@@ -118,5 +117,5 @@ class _Equilibrium(torch.autograd.Function):
         if wants_graph:
             # The gradients depend on the tensors and on the cotangent.
             sources = (*tensors, *grad_outputs)
-            gradients = tuple(None if g is None else once(g, sources, _ADVICE) for g in gradients)
+            gradients = tuple(None if g is None else once(g, sources) for g in gradients)
         return (None, None, None, None, *gradients)

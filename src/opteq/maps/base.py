@@ -15,6 +15,7 @@ from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.options import check_flag, is_number
 from opteq.results import State
+from opteq.tensors.tracing import transforming
 
 
 class EquilibriumMap(nn.Module, ABC):
@@ -124,7 +125,8 @@ def inject(operator: nn.Module, x: State, error: float) -> Tensor:
 
 def fast_layout(x: Tensor) -> Tensor:
     """`x` in the memory layout in which convolutions run fastest: channels last for images on a CPU."""
-    if x.dim() == 4 and x.device.type == "cpu":
+    # The tensors of torch.func know no such layout.
+    if x.dim() == 4 and x.device.type == "cpu" and not transforming():
         return x.contiguous(memory_format=torch.channels_last)
     return x
 

@@ -57,8 +57,7 @@ class AutogradSimilarity(Similarity):
     def gradient(self, y: Tensor) -> Tensor:
         attached = torch.is_grad_enabled()
         with torch.inference_mode(False), torch.enable_grad():
-            y = y if attached and y.requires_grad else ordinary(y).detach().requires_grad_()
-            return self._gradient(y, attached)
+            return self._gradient(y if attached and y.requires_grad else _leaf(y), attached)
 
     def linearize(self, y: Tensor) -> SimilarityLinearization:
         return _AutogradLinearization(self, y)
@@ -130,6 +129,12 @@ class AutogradSimilarity(Similarity):
             self.value(y).sum(), y, create_graph=create_graph, materialize_grads=True
         )
         return gradient
+
+
+@torch.no_grad()
+def _leaf(y: Tensor) -> Tensor:
+    """`y` to be differentiated by; a view, unlike what is detached, keeps a tangent of forward mode."""
+    return ordinary(y).view_as(y).requires_grad_()
 
 
 def ordinary(t: Tensor) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any, Self
 
 from torch import Tensor
 
+from opteq.errors import ConfigError
+
 CONSTANT = {"constant": True}
 """Metadata of a field of tensors that nothing is differentiated by: `field(metadata=CONSTANT)`."""
 
@@ -37,7 +39,7 @@ class HoldsTensors:
         return self.with_tensors(tuple(t.detach() for t in self.tensors))
 
     def _names(self) -> tuple[str, ...]:
-        return tuple(f.name for f in fields(self) if not f.metadata.get("constant"))  # type: ignore[arg-type]
+        return tuple(f.name for f in fields(self) if f.init and not f.metadata.get("constant"))  # type: ignore[arg-type]
 
 
 def _held(value: Any) -> tuple[Tensor, ...]:
@@ -45,13 +47,20 @@ def _held(value: Any) -> tuple[Tensor, ...]:
         return (value,)
     if isinstance(value, tuple):
         return tuple(t for part in value for t in _held(part))
+    if isinstance(value, list | dict) and _held(tuple(value.values() if isinstance(value, dict) else value)):
+        raise ConfigError(
+            f"Expected tensors in fields, or in tuples there, got a {type(value).__name__} of them."
+        )
     return getattr(value, "tensors", ())
 
 
 def _filled(value: Any, rest: Iterator[Tensor]) -> Any:
     if isinstance(value, Tensor):
         return next(rest)
-    if isinstance(value, tuple):
-        return tuple(_filled(part, rest) for part in value)
-    held = getattr(value, "tensors", ())
-    return value.with_tensors(tuple(next(rest) for _ in held)) if held else value
+    held = _held(value)
+    if not held:
+        return value
+    if not isinstance(value, tuple):
+        return value.with_tensors(tuple(next(rest) for _ in held))
+    parts = [_filled(part, rest) for part in value]
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)

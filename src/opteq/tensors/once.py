@@ -8,8 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_RECIPE = (
+    "opteq has no second derivative here; use gradient=Unrolled(steps), which differentiates an equilibrium"
+    " to any order, and for one by the weights of a `W` under Ceiling() also another `norm`, such as"
+    " AlmostOrthogonal(), or max_norm=None."
+)
 
-def once(gradient: Tensor, sources: Sequence[Tensor], advice: str) -> Tensor:
+
+def once(gradient: Tensor, sources: Sequence[Tensor]) -> Tensor:
     """`gradient`, which raises `NotImplementedError` when differentiated with respect to `sources`.
 
     For the backward pass of functions whose second derivative is not tracked, where it would be
@@ -18,17 +24,15 @@ def once(gradient: Tensor, sources: Sequence[Tensor], advice: str) -> Tensor:
     Args:
         gradient: the gradient, computed without a graph.
         sources: all that it depends on.
-        advice: what to do instead, the end of the error message.
     """
-    return _Once.apply(advice, gradient, *sources) if torch.is_grad_enabled() else gradient
+    return _Once.apply(gradient, *sources) if torch.is_grad_enabled() else gradient
 
 
 class _Once(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, advice: str, gradient: Tensor, *sources: Tensor) -> Tensor:
-        ctx.advice = advice
+    def forward(ctx: Any, gradient: Tensor, *sources: Tensor) -> Tensor:
         return gradient.view_as(gradient)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[None, ...]:
-        raise NotImplementedError(f"Second derivatives are not available here; {ctx.advice}")
+        raise NotImplementedError(_RECIPE)

@@ -44,7 +44,9 @@ class PositivePart(Slopes):
     def times_(self, t: Tensor) -> Tensor:
         try:
             return torch.ops.aten.threshold_backward.grad_input(t, self._values, 0, grad_input=t)
-        except RuntimeError:  # graphs, vmap and forward mode differentiation have no results in given memory
+        except (RuntimeError, KeyError):
+            # Graphs, vmap and forward mode differentiation have no results in given memory, and who watches
+            # over saved tensors looks for it by another name.
             return self.times(t)
 
     def sqrt(self) -> Slopes:

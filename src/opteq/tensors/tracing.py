@@ -9,14 +9,15 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch._C._functorch import is_legacy_batchedtensor
+from torch._C._functorch import is_batchedtensor, is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from opteq.errors import ConfigError
 
 _REVERSE_ALONE = (
-    "The solve of an equilibrium is differentiated in reverse mode, by torch.autograd, and not by torch.func;"
-    " a layer with gradient=Unrolled(steps) has derivatives of forward mode and of higher order too."
+    "opteq differentiates the solve of an equilibrium, and the norm of a `W` under Ceiling(), in reverse"
+    " mode, by torch.autograd, and not by torch.func; a layer with gradient=Unrolled(steps) has derivatives"
+    " of forward mode and of higher order too, and with another `norm` or max_norm=None those of torch.func."
 )
 
 P = ParamSpec("P")
@@ -73,8 +74,41 @@ def refuse_tracing() -> None:
             "The solve of an equilibrium cannot be traced, since the number of its steps depends on the"
             " input; trace a layer with gradient=Unrolled(steps), which takes the same steps for all."
         )
-    if torch._C._are_functorch_transforms_active():
+    refuse_transforms()
+
+
+def transforming() -> bool:
+    """Whether a transform of `torch.func` is at work."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def refuse_transforms() -> None:
+    """Refuse to be transformed.
+
+    Raises:
+        ConfigError: within a transform of `torch.func`.
+    """
+    if transforming():
         raise ConfigError(_REVERSE_ALONE)
+
+
+def refuse_samples(x: Tensor) -> None:
+    """Refuse an input that stands for many, or has many tangents.
+
+    Raises:
+        ConfigError: for a sample that `torch.vmap` hands over, or forward mode with `vectorize=True`.
+    """
+    if is_batchedtensor(x):
+        raise ConfigError(
+            "opteq's layers take a batch as it is, and look at its numbers, which torch.vmap does not allow;"
+            " call them on the whole batch instead."
+        )
+    tangent = None if forward_ad._current_level < 0 else forward_ad.unpack_dual(x).tangent
+    if tangent is not None and is_legacy_batchedtensor(tangent):
+        raise ConfigError(
+            "opteq's layers take one tangent at a time; leave out vectorize=True or strategy='forward-mode':"
+            " backwards, a layer with gradient=Unrolled(steps) takes many at once."
+        )
 
 
 def refuse_tangents(tensors: Callable[[], tuple[Tensor, ...]]) -> None:
@@ -95,8 +129,8 @@ def refuse_batches(gradients: tuple[Tensor, ...]) -> None:
     Raises:
         NotImplementedError: if gradients are batched, as `is_grads_batched` and `vectorize` have it.
     """
-    if any(map(is_legacy_batchedtensor, gradients)):
+    if any(is_legacy_batchedtensor(g) or is_batchedtensor(g) for g in gradients):
         raise NotImplementedError(
-            "The adjoint of an equilibrium is solved for one cotangent at a time; differentiate without"
-            " vectorize=True and is_grads_batched=True, or use gradient=Unrolled(steps)."
+            "opteq solves the adjoint of an equilibrium for one cotangent at a time; differentiate without"
+            " vectorize=True, is_grads_batched=True and torch.vmap, or use gradient=Unrolled(steps)."
         )
