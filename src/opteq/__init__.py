@@ -26,6 +26,7 @@ from opteq.objectives.coupling import HeritageDiversity
 from opteq.objectives.inner_product import LinearKernel, PolynomialKernel, SigmoidKernel
 from opteq.objectives.patches import Patches
 from opteq.objectives.regularisers import AbsoluteNorm, Incay, SquaredNorm
+from opteq.operators.base import settle_norms
 from opteq.operators.compose import Compose, DepthwiseSeparableConv2d
 from opteq.operators.conv import Conv2d
 from opteq.operators.dense import Dense
@@ -99,6 +100,7 @@ __all__ = [
     "keep_freed_memory",
     "native",
     "robust_radius",
+    "settle_norms",
     "solve_log",
 ]
 

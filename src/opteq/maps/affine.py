@@ -61,8 +61,6 @@ class AffineChange(EquilibriumMap):
         self.shift: Tensor
         self.register_buffer("matrix", matrix)
         self.register_buffer("shift", shift)
-        gram = matrix.mT @ matrix
-        self.orthogonal = torch.allclose(gram, torch.eye(len(matrix)).to(gram), atol=1e-6)
 
     @property
     def injections(self) -> tuple[nn.Module, ...]:
@@ -76,6 +74,12 @@ class AffineChange(EquilibriumMap):
         # Whatever the dtype of the state: certificates look at a layer in float64.
         matrix = self.matrix.double()
         return AffineEquation(inner, matrix, torch.linalg.inv(matrix), self.shift.double(), self.orthogonal)
+
+    @property
+    def orthogonal(self) -> bool:
+        """Whether `M` is orthogonal, to six digits."""
+        gram = self.matrix.mT @ self.matrix
+        return torch.allclose(gram, torch.eye(len(gram)).to(gram), atol=1e-6)
 
     def extra_repr(self) -> str:
         return f"orthogonal={self.orthogonal}"

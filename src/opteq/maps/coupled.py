@@ -201,7 +201,7 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
         return self.perturbation * operator.bind(tuple(x.shape[1:])).adjoint(y).sign()
 
     def _ceilings(self) -> list[float]:
-        return [unit.W.norm_control.kept(unit.max_norm) for unit in self.units]
+        return [unit.W.kept_norm(unit.max_norm) for unit in self.units]
 
     def _strength(self, ceilings: Sequence[float], norms: Sequence[float] | None = None) -> float:
         """The largest `q` that these ceilings allow, or the one for these norms of the `W_i` below them."""

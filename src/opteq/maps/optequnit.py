@@ -76,7 +76,7 @@ class OptEqUnit(EquilibriumMap):
         self.activation = get_activation(activation)
         self.mu, self.max_norm = float(mu), max_norm
         # Whether the norm that Theorem 1 asks for is imposed, or was looked at once.
-        self.norm_checked = W.norm_control.kept(max_norm) <= self.largest_norm
+        self.norm_checked = W.kept_norm(max_norm) <= self.largest_norm
 
     @property
     def largest_norm(self) -> float:
@@ -92,7 +92,7 @@ class OptEqUnit(EquilibriumMap):
         W = bind_to(self.W, c, self.max_norm, error)
         if not self.norm_checked:
             self.check_norm(W.domain)
-        kept = self.W.norm_control.kept(self.max_norm) <= self.largest_norm
+        kept = self.W.kept_norm(self.max_norm) <= self.largest_norm
         return OptEqEquation(c, W, self.activation, self.mu, kept)
 
     def check_norm(self, shape: tuple[int, ...]) -> float:
@@ -101,7 +101,7 @@ class OptEqUnit(EquilibriumMap):
         `bind` calls this once for a unit without a sufficient ceiling. Set `norm_checked` to spare it.
         """
         self.norm_checked = True
-        norm = min(self.W.norm(shape).item(), self.W.norm_control.kept(self.max_norm))
+        norm = min(self.W.norm(shape).item(), self.W.kept_norm(self.max_norm))
         if norm > self.largest_norm * (1 + 1e-6):
             warnings.warn(
                 f"‖W‖₂ = {norm:.4g} exceeds √(μ/L_σ) = {self.largest_norm:.4g}: the unit is no proximal"

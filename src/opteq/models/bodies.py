@@ -115,10 +115,10 @@ class Convolutional(Equilibrium):
 
         if isinstance(hidden, Sequence):
             reductions = [1] * len(hidden) if reductions is None else reductions
-            if len(hidden) != len(reductions):
+            if not isinstance(reductions, Sequence) or len(hidden) != len(reductions):
                 raise ConfigError(
                     "Expected one number of `hidden` channels and one of `reductions` per branch, got"
-                    f" {len(hidden)} and {len(reductions)}."
+                    f" {list(hidden)} and {reductions!r}."
                 )
             equilibrium_map = join([made(*pair) for pair in zip(hidden, reductions, strict=True)])
         elif reductions is not None:

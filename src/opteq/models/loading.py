@@ -76,6 +76,8 @@ def load(run: str | Path, trust: bool = False) -> nn.Module:
     Raises:
         ConfigError: The folder holds no model, the model is damaged, or of a class that is not trusted.
     """
+    if not isinstance(run, str | Path):
+        raise ConfigError(f"Expected `run` to be the folder of a run, such as 'runs/digits', got {run!r}.")
     folder = Path(run)
     network = build(ModelCard.read(folder).network, trust)
     if not isinstance(network, nn.Module):

@@ -88,6 +88,17 @@ class LinearOperator(nn.Module, ABC):
         """An estimate of `‖W‖₂`, without a ceiling, see `NormEstimate`."""
         return self._norm(self._bound(domain, None, 0.0))
 
+    def kept_norm(self, ceiling: float | None) -> float:
+        """What `‖W‖₂` is kept below where a map asks for `ceiling`; infinite where nothing keeps it."""
+        # A subclass of somebody else's may compute what it likes from the weights.
+        own = (type(self).weights.fget, type(self).act)  # type: ignore[attr-defined]
+        if not all(str(getattr(part, "__module__", "")).startswith("opteq.") for part in own):
+            return math.inf
+        # There is nothing to scale where there are no weights.
+        if not self.weight_count:
+            return 1.0 if self.norm_control.certified else math.inf
+        return self.norm_control.kept(ceiling)
+
     def check_input(self, x: Tensor, name: str = "x") -> None:
         """Raise a `ShapeError` unless `x` is a batch of elements of the domain."""
         if x.dim() != 2 + len(self.sides) or x.shape[1] != self.in_channels:
@@ -97,8 +108,8 @@ class LinearOperator(nn.Module, ABC):
     def _bound(self, domain: tuple[int, ...], ceiling: float | None, error: float) -> BoundOperator:
         control, weights = self.norm_control, self.weights
         scaled = control.scaled(weights, ceiling, lambda: self._norm(self.act(weights, domain, 0.0)))
-        if control.certified and weights:
-            self._memo.promise(scaled, control.kept(ceiling))
+        if weights and weights[0].dtype in (torch.float32, torch.float64) and self.kept_norm(None) <= 1:
+            self._memo.promise(scaled, self.kept_norm(ceiling))
         return self.act(scaled, domain, error)
 
     def _norm(self, bound: BoundOperator) -> Tensor:
@@ -149,9 +160,11 @@ def _run_pre_hooks(operator: LinearOperator) -> None:
 def settle_norms(module: nn.Module) -> None:
     """Scale stored weights whose norm has grown to half as much again as their ceiling back to near it.
 
-    The function stays what it is, since `Ceiling` scales such weights down all the same. It is for the moment
-    after a step of an optimizer: weights that were used since are left alone, as a graph may hold them, and
-    so are those that a second part of `module` shares.
+    Under a `Ceiling` the direction of a large weight alone counts, and nothing keeps its size from growing,
+    which slows its training down. The function stays what it is, for images of the size that was seen last.
+    Call it between a step of an optimizer and the next forward pass, with the whole network, as `opteq fit`
+    does: weights that were used since the step are left alone, as a graph may hold them, and so are those
+    that a second part of `module` shares.
     """
     for operator in module.modules():
         if not isinstance(operator, LinearOperator) or operator._excess() <= _LARGEST_EXCESS:

@@ -14,6 +14,8 @@ from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.operators.conv import Conv2d
 from opteq.operators.norms.base import Nonexpansive, NormControl, Weights
+from opteq.operators.norms.ceiling import Ceiling
+from opteq.operators.norms.unconstrained import Unconstrained
 from opteq.operators.starts import Start
 from opteq.options import check_count
 
@@ -22,14 +24,16 @@ class Compose(LinearOperator):
     """`W = W_n ⋯ W_1`: operators applied from first to last.
 
     Its norm is estimated on the product itself; its norm bound is the product of the bounds. Where every
-    factor keeps a norm of at most 1 by construction so does the product, and no norm is estimated.
+    factor keeps a norm of at most 1 by construction so does the product, and no norm is estimated; where none
+    keeps any, nor does the product. Else it has a `Ceiling()`, unless `norm` says otherwise.
 
     Args:
         operators: the factors, first to last, each with its own way of keeping its norm.
         norm: the way that the norm of the product is kept; the first factor carries the scale.
 
     Raises:
-        ConfigError: if there is no operator, one is none of opteq's, or neighbouring channel numbers differ.
+        ConfigError: if there is no operator, one is none of opteq's, neighbouring channel numbers differ, or
+            `norm` is a way for single weights.
     """
 
     def __init__(self, *operators: LinearOperator, norm: NormControl | None = None) -> None:
@@ -48,8 +52,15 @@ class Compose(LinearOperator):
                     f"Expected matching channels, got {first.out_channels} from {first}"
                     f" into {second.in_channels} of {second}."
                 )
-        if norm is None and all(operator.norm_control.certified for operator in operators):
-            norm = Nonexpansive()
+        controls = [operator.norm_control for operator in operators if operator.weight_count]
+        certified = all(operator.kept_norm(None) <= 1 for operator in operators)
+        if norm is None:
+            free = controls and all(math.isinf(control.kept(1.0)) for control in controls)
+            norm = Nonexpansive() if certified else Unconstrained() if free else Ceiling()
+        elif not isinstance(norm, Ceiling | Unconstrained) and not (certified and type(norm) is Nonexpansive):
+            raise ConfigError(
+                f"{norm} keeps the norm of one weight; give it to the factors, not to the product."
+            )
         super().__init__(norm)
         # A ModuleList does not say what it holds.
         self.operators: list[LinearOperator] = nn.ModuleList(operators)  # type: ignore[assignment]
@@ -127,7 +138,7 @@ class DepthwiseSeparableConv2d(Compose):
     """A depthwise `k×k` convolution followed by a pointwise one: `(batch, in, H, W) ↦ (batch, out, H, W)`.
 
     `multiplier` is the number of depthwise filters per input channel (Xie et al. 2022, Table 6). The way
-    `norm` is that of both convolutions, `Ceiling()` that of their product.
+    `norm` is that of both convolutions.
 
     Raises:
         ConfigError: if a number is not whole or below 1, or `kernel_size` is even.

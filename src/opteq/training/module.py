@@ -18,6 +18,7 @@ from opteq.evaluation.attacks import PGD
 from opteq.layer import SolveLog, solve_log
 from opteq.models.classifier import ImageClassifier
 from opteq.objectives.coupling import HeritageDiversity
+from opteq.operators.base import settle_norms
 from opteq.training.schedules import Schedule, learning_rate_factor
 from opteq.training.taskscores import SCORES, make_scores
 
@@ -92,6 +93,9 @@ class ClassifierModule(LightningModule):
         self.train_metrics = metrics.clone(prefix="train_")
         self.val_metrics = metrics.clone(prefix="val_")
         self.test_metrics = metrics.clone(prefix="test_")
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        settle_norms(self.network)
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch

@@ -24,8 +24,7 @@ class AlmostOrthogonal(Nonexpansive):
     without.
     """
 
-    def weight(self, operator: nn.Module) -> Tensor:
-        stored = super().weight(operator)
+    def contracted(self, operator: nn.Module, stored: Tensor) -> Tensor:
         kernel = stored if stored.dim() == 4 else stored[..., None, None]
         filters = kernel.unflatten(0, (getattr(operator, "groups", 1), -1))
         sums = _row_sums(filters)

@@ -16,8 +16,8 @@ Weights = tuple[Tensor, ...]
 class NormControl(ABC):
     """A way to keep `‖W‖₂ ≤ ζ`: immutable options; parameters that it needs belong to the operator.
 
-    The ceiling `ζ` is asked for by the map that `W` belongs to, see `LinearOperator.bind`. What acts is a function
-    of the parameters alone, the same in training and in eval mode: there is no state beside them.
+    The ceiling `ζ` is asked for by the map that `W` belongs to, see `LinearOperator.bind`. What acts is a
+    function of the parameters alone, the same in training and in eval mode: there is no state beside them.
 
     Attributes:
         certified: whether `weight` has a norm of at most 1 by construction, on images of every size. It is
@@ -52,9 +52,23 @@ class NormControl(ABC):
 
 
 class Nonexpansive(NormControl):
-    """`ζ W` with the `W` of `weight`, whose norm is at most 1, rounding included."""
+    """`ζ W` with a `W` whose norm is at most 1, rounding included, in float32 and float64.
+
+    Without a `contracted` of its own it is for operators that have such a norm as they are.
+    """
 
     certified = True
+
+    def weight(self, operator: nn.Module) -> Tensor:
+        stored = super().weight(operator)
+        # Low precision would spoil the norm, and takes its share only when the weight is cast to it.
+        with torch.autocast(stored.device.type, enabled=False):
+            wide = torch.promote_types(stored.dtype, torch.float32)
+            return self.contracted(operator, stored.to(wide)).to(stored.dtype)
+
+    def contracted(self, operator: nn.Module, stored: Tensor) -> Tensor:
+        """The weight that acts where `stored` is kept, with a norm of at most 1."""
+        return stored
 
     def kept(self, ceiling: float | None) -> float:
         return 1.0 if ceiling is None else ceiling

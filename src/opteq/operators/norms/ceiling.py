@@ -19,8 +19,7 @@ class Ceiling(NormControl):
 
     The norm is that of `W` on its inputs, padding included, followed by an estimate from below; certificates
     use a bound in its place. Without a `ζ` the weights are used as they are. What lies above `ζ` does not
-    change the function, so that nothing keeps the stored weight from growing in training: an
-    `EquilibriumLayer` brings it back to `ζ` when it has become half as large again.
+    change the function, so that nothing keeps the stored weight from growing in training but `settle_norms`.
     """
 
     forgets_size = True

@@ -32,7 +32,12 @@ class Orthogonal(Nonexpansive):
     """
 
     def install(self, operator: nn.Module) -> None:
-        stored = super().weight(operator).detach()
+        stored: Tensor = operator.weight.detach()  # type: ignore[union-attr, assignment]
+        half = stored.shape[-1] // 2 if stored.dim() == 4 else 0
+        middle = stored if stored.dim() == 2 else stored[..., half, half]
+        matrices = middle.unflatten(0, (getattr(operator, "groups", 1), -1)).double()
+        if (torch.linalg.matrix_rank(matrices) < min(matrices.shape[1:])).any():
+            raise ConfigError("An orthogonal operator needs a start of full rank, such as OrthogonalStart().")
         if stored.dim() == 2:
             return
         groups, channels, size = getattr(operator, "groups", 1), stored.shape[1], stored.shape[2]
@@ -41,18 +46,16 @@ class Orthogonal(Nonexpansive):
                 "An orthogonal convolution of one input channel to a group can only be a shift; use another"
                 " `norm`, such as AlmostOrthogonal(), or fewer groups."
             )
-        half = size // 2
         operator.weight = nn.Parameter(stored[:, :, half : half + 1, half : half + 1].clone())
         # For each group, pair of convolutions and axis: the columns of P's span, then those of I - P.
         bases = torch.linalg.qr(torch.randn(groups, half, 2, channels, channels)).Q
         operator.register_parameter("spans", nn.Parameter(bases.to(stored).contiguous()))
 
-    def weight(self, operator: nn.Module) -> Tensor:
-        stored = super().weight(operator)
+    def contracted(self, operator: nn.Module, stored: Tensor) -> Tensor:
         if stored.dim() == 2:
             return _orthonormal(stored) * rounding(stored)
         middle = _orthonormal(stored[..., 0, 0].unflatten(0, (getattr(operator, "groups", 1), -1)))
-        across, down = (_shifts(part) for part in operator.get_parameter("spans").unbind(2))
+        across, down = (_shifts(part) for part in operator.spans.to(stored).unbind(2))  # type: ignore[union-attr]
         kernel = torch.einsum("goa,gyab,gxbc->gocyx", middle, down, across).flatten(0, 1)
         return kernel * rounding(kernel)
 

@@ -26,7 +26,8 @@ class WeightNormalised(NormControl):
 
     def weight(self, operator: nn.Module) -> Tensor:
         v = super().weight(operator)
-        return v * (operator.get_parameter("gain") / _lengths(v).clamp(min=torch.finfo(v.dtype).tiny))
+        gain: Tensor = operator.gain  # type: ignore[assignment]
+        return v * (gain / _lengths(v).clamp(min=torch.finfo(v.dtype).tiny))
 
     def scaled(self, weights: Weights, ceiling: float | None, norm: Callable[[], Tensor]) -> Weights:
         return weights
