@@ -14,6 +14,7 @@ from torch.optim import SGD
 from opteq import (
     AlmostOrthogonal,
     Ceiling,
+    Compose,
     Conv2d,
     Dense,
     DepthwiseSeparableConv2d,
@@ -243,3 +244,36 @@ def test_weights_that_a_graph_holds_or_others_share_are_not_scaled():
         with torch.no_grad():
             W.weight.mul_(1.001)
     torch.testing.assert_close(W.weight.detach(), before * 1.001**3)
+
+
+def test_a_way_for_single_weights_is_refused_for_a_product():
+    for way in (AlmostOrthogonal(), Orthogonal(), WeightNormalised()):
+        with pytest.raises(ConfigError, match="keeps the norm of one weight; give it to the factors"):
+            Compose(Conv2d(3, 3), Conv2d(3, 3), norm=way)
+
+
+@pytest.mark.parametrize("way", [Orthogonal(), AlmostOrthogonal()], ids=repr)
+def test_a_promise_holds_under_autocast_and_is_not_made_in_half_precision(way: NormControl):
+    torch.manual_seed(0)
+    operator = Dense(12, 8, norm=way)
+    with torch.autocast("cpu", torch.bfloat16):
+        bound = operator.bind((12,), 0.97)
+        assert spectral_norm(dense(bound).double()).item() <= 0.97
+    rounded = operator.bfloat16().bind((12,), 0.97)
+    assert spectral_norm(dense(rounded).double()).item() <= rounded.norm_bound().item()
+
+
+def test_overridden_weights_are_not_trusted_with_a_promise():
+    class Doubled(Dense):
+        @property
+        def weights(self) -> tuple[Tensor, ...]:
+            return tuple(2 * w for w in super().weights)
+
+    operator = Doubled(5, 5, norm=Orthogonal()).double()
+    bound = operator.bind((5,), 0.97)
+    assert spectral_norm(dense(bound)).item() <= bound.norm_bound().item()
+
+
+def test_an_orthogonal_start_without_full_rank_is_refused():
+    with pytest.raises(ConfigError, match="rank"):
+        Dense(4, 4, norm=Orthogonal(), start=GaussianStart(0.0))
