@@ -20,7 +20,10 @@ sys.meta_path.insert(0, Blocker())
 import torch
 import opteq
 
-CORE = "activations equation errors gradients layer maps native objectives operators options results solvers tensors theory"
+CORE = (
+    "activations equation errors gradients layer maps native objectives operators options results solvers"
+    " tensors theory"
+)
 for name in CORE.split():
     module = importlib.import_module(f"opteq.{name}")
     for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Generic
 
 import torch
@@ -91,20 +91,27 @@ class Reformulation(Generic[S]):
         initial: where the solve starts.
         first: `F(initial)`, or a step of its own from there.
         recover: the `z` that belongs to a `u`, at least as near to the equilibrium; None where it is `u`.
-        scale: the relative residual of `u` times this bounds that of `z`.
+        gain: `‖T(z) - z‖` is at most this times `‖F(u) - u‖`.
+        size: `‖F(u)‖` is at most this times `‖z‖`.
     """
 
     function: Callable[[Any], Any]
     initial: Any
     first: Any
     recover: Callable[[Any], S] | None = None
-    scale: float = 1.0
+    gain: float = 1.0
+    size: float = 1.0
 
-    def then(self, recover: Callable[[Any], Any], scale: float) -> Reformulation[S]:
-        """The same iteration for the state `recover(z)`, its residuals scaled."""
+    @property
+    def scale(self) -> float:
+        """The relative residual of `u` times this bounds that of `z`."""
+        return self.gain * self.size
+
+    def then(self, recover: Callable[[Any], Any], gain: float, size: float) -> Reformulation[S]:
+        """The same iteration for the state `recover(z)`."""
         before = self.recover
         both = recover if before is None else lambda u: recover(before(u))
-        return Reformulation(self.function, self.initial, self.first, both, scale * self.scale)
+        return replace(self, recover=both, gain=gain * self.gain, size=size * self.size)
 
 
 class Equation(HoldsTensors, ABC, Generic[S]):

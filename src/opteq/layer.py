@@ -20,10 +20,11 @@ from opteq.maps.base import EquilibriumMap
 from opteq.native.rows import row_norms
 from opteq.operators.base import settle_norms
 from opteq.options import check_flag
-from opteq.results import Solution, SolveInfo, State, Trace
+from opteq.results import Solution, SolveInfo, State, Trace, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
 from opteq.solvers.space import Space
+from opteq.tensors.tracing import refuse_tangents, refuse_tracing, tracing, untraced
 
 Kind = TypeVar("Kind")
 
@@ -83,6 +84,7 @@ class EquilibriumLayer(nn.Module):
         self.gradient_modules = nn.ModuleList(gradient.modules)
         self._logs: list[SolveLog] = []
 
+    @untraced
     def forward(self, x: State) -> State:
         """The equilibrium's readout, a tensor (a tuple of tensors for maps of several branches).
 
@@ -94,6 +96,7 @@ class EquilibriumLayer(nn.Module):
         equation, state, _ = self._equilibrium(x)
         return equation.readout(state)
 
+    @untraced
     def solve(self, x: State, trace: bool = False) -> Solution:
         """The equilibrium with the record of how it was reached; raises as `forward` does.
 
@@ -110,21 +113,26 @@ class EquilibriumLayer(nn.Module):
     def bind(self, x: State, error: float = 0.0) -> Equation:
         """The equation that is solved for `x`; with no `error` allowed for certificates and objectives."""
         _check_input(x, next((p.dtype for p in self.map.parameters()), None))
+        if tracing():
+            # The trace is for inputs of this size, as norms are, and is to refuse others.
+            x = map_state(lambda t: t.reshape(t.shape[0], *map(int, t.shape[1:])), x)
         return self.map.bind(x, error)
 
     def _equilibrium(self, x: State) -> tuple[Equation, State, SolveInfo]:
-        if self.training and torch.is_grad_enabled():
+        if self.training and torch.is_grad_enabled() and not tracing():
             settle_norms(self.map)
         if isinstance(self.gradient, DirectMethod):
             equation = self.bind(x)
             state, info = self.gradient.run(equation)
             self._report("forward", info)
         else:
+            refuse_tracing()
             # Both may have been assigned since the layer was made.
             gradient = _expect(self.gradient, AdjointMethod, "gradient", _GRADIENT)
             solver = _expect(self.solver, Solver, "solver", _SOLVER)
             # Products need be no more exact than what is solved with them, forwards and backwards.
             equation = self.bind(x, min(solver.tol, gradient.error))
+            refuse_tangents(lambda: equation.tensors)
             detached = equation.detach()
             _check_autocast(solver, detached.tensors[0].device)
             found = _found(solver, detached)
@@ -139,7 +147,7 @@ class EquilibriumLayer(nn.Module):
     def _report(self, kind: str, info: SolveInfo) -> None:
         for log in self._logs:
             getattr(log, kind).add(info)
-        if self.on_unconverged == "count" or bool(info.converged.all()):
+        if self.on_unconverged == "count" or tracing() or bool(info.converged.all()):
             return
         message = info.describe_failure(_NAMES[kind], _CURES[kind])
         if self.on_unconverged == "raise":
@@ -272,6 +280,8 @@ def _check_input(x: State, dtype: torch.dtype | None) -> None:
                 f"Expected `x` of the {dtype} that the layer's parameters have, got {tensor.dtype};"
                 f" convert `x` with x.to({dtype}) or the layer with layer.to({tensor.dtype})."
             )
+        if tracing():
+            continue
         # A sum is finite only if its terms are, and costs a fraction of looking at each of them.
         if math.isfinite(tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32)).item()):
             continue

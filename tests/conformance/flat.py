@@ -57,7 +57,8 @@ class FlatEquation(Equation):
             own.flatten(form.initial),
             own.flatten(form.first),
             None if recover is None else lambda u: self.space.flatten(recover(own.restore(u))),
-            form.scale,
+            form.gain,
+            form.size,
         )
 
     @property

@@ -228,10 +228,8 @@ class Derived(Equation):
     def __call__(self, state):
         return torch.tanh(0.5 * state @ self.S + self.c)
 
-    def energy(self, state):
+    def contraction(self, state=None):
         raise NotImplementedError
-
-    contraction = energy
 
 
 class DerivedMap(EquilibriumMap):
@@ -239,7 +237,7 @@ class DerivedMap(EquilibriumMap):
         super().__init__()
         self.W = nn.Parameter(torch.linspace(-0.6, 0.6, 16, dtype=torch.float64).view(4, 4))
 
-    def bind(self, x):
+    def bind(self, x, error=0.0):
         return Derived(x, self.W, self.W @ self.W.mT)
 
 
@@ -280,7 +278,7 @@ class Constant(Similarity):
 
 
 class ConstantMap(EquilibriumMap):
-    def bind(self, x):
+    def bind(self, x, error=0.0):
         return SimilarityEquation(Constant(x), get_activation("relu"))
 
 

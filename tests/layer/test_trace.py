@@ -61,7 +61,7 @@ def test_the_hidden_objective_of_an_optequnit_never_rises(activation):
 
 
 def test_a_map_without_a_hidden_objective_has_a_residual_only(monkeypatch):
-    monkeypatch.setattr(TwoBranchEquation, "has_energy", False)
+    monkeypatch.setattr(TwoBranchEquation, "objective", None)
     trace = EquilibriumLayer(TwoBranches()).solve(torch.randn(3, 6, dtype=torch.float64), trace=True).trace
     assert trace.energy is None
     assert trace.residual.shape == (3, 51)

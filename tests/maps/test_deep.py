@@ -37,7 +37,7 @@ def test_values_are_those_of_the_formula(alpha):
 @pytest.mark.spec("R2.1")
 def test_learned_alphas_start_where_told_and_get_gradients():
     deep = DeepOptEq(mixed_units(3), [0.8, 0.5, 0.3], learn_alpha=True).double()
-    alphas = [skip() for skip in deep.skips]
+    alphas = [skip.value for skip in deep.skips]
     torch.testing.assert_close(torch.stack(alphas), torch.tensor([0.8, 0.5, 0.3]).double(), rtol=1e-6, atol=0)
     layer = EquilibriumLayer(deep, EXACT, Implicit(tol=1e-13, max_steps=500))
     layer(inputs()).square().sum().backward()

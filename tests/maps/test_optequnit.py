@@ -268,7 +268,7 @@ def test_the_hidden_variable_has_the_same_equilibrium(activation: Activation, mu
     equation = equation_of(module, 40)
     form = equation.reformulate()
     assert form.recover is not None
-    assert form.scale == 1
+    assert form.scale == pytest.approx(1, rel=1e-12)
     W = matrix(equation)
     torch.testing.assert_close(form.first, form.function(form.initial), rtol=0, atol=0)
     z = random(40, 4, seed=3)

@@ -29,15 +29,10 @@ def source(tmp_path, monkeypatch):
     folder = tmp_path / "sources"
     folder.mkdir()
     monkeypatch.setattr(building, "_SOURCES", folder)
-    monkeypatch.setattr(building, "declare", asks_for_the_answer)
+    monkeypatch.setattr(building, "_FUNCTION", "answer")
     path = folder / "answer.c"
     path.write_text(SOURCE)
     return path
-
-
-def asks_for_the_answer(library):
-    library.answer.argtypes = []
-    return library
 
 
 @pytest.fixture
@@ -218,7 +213,7 @@ def test_a_foreign_library_is_made_again(source, tmp_path, build):
 
 def test_processes_that_compile_at_once_do_not_disturb_each_other(source, tmp_path):
     script = (
-        "import sys, pathlib; from opteq.native import building as b; b.declare = lambda library: library;"
+        "import sys, pathlib; from opteq.native import building as b; b._FUNCTION = 'answer';"
         f" b._SOURCES = pathlib.Path({str(source.parent)!r}); sys.exit(b.library().functions.answer() - 42)"
     )
     with ThreadPoolExecutor(3) as pool:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from opteq.native import rows
+from opteq.native import conjugate, rows
 
 pytestmark = pytest.mark.usefixtures("way")
 
@@ -95,7 +95,7 @@ def test_a_step_of_conjugate_gradients(n, dtype, metric):
         expected[0][row] += alpha * p[row].double()
         expected[1][row] -= alpha * q[row].double()
     steps = torch.tensor([3, 3, 3, 3, 3])
-    _, seen = rows.descend(x, r, p, q, mp, rr, active, steps)
+    _, seen = conjugate.descend(x, r, p, q, mp, rr, active, steps)
     assert active.tolist() == [True, False, False, False, True]
     assert steps.tolist() == [4, 3, 4, 3, 4]
     assert str(seen.tolist()) == "[2.0, nan, 4.0, nan, 6.0]"
@@ -109,7 +109,7 @@ def test_a_step_of_conjugate_gradients(n, dtype, metric):
     for direction, residual in zip(directions, (r, mr), strict=False):
         direction[going] = residual[going].double() + now[going] / rr[going] * direction[going]
     before = rr.clone()
-    assert rows.turn(p, mp, r, mr, rr, goal, active, seen) == 1
+    assert conjugate.turn(p, mp, r, mr, rr, goal, active, seen) == 1
     assert active.nonzero().flatten().tolist() == [going]
     torch.testing.assert_close(rr[[0, 4]], now[[0, 4]], rtol=1e-5, atol=0)
     assert torch.equal(rr[[1, 2, 3]], before[[1, 2, 3]])

@@ -158,7 +158,9 @@ def test_three_units_have_no_objective_and_say_so():
     assert equation.objective is None
     assert MultiBlockEquation(equation.units).objective is None
     for of_three in (equation, MultiBlockEquation(equation.units)):
-        with pytest.raises(ConfigError, match=r"fixed points, .*; see opteq\.theory\.theorem2 for deep models"):
+        with pytest.raises(
+            ConfigError, match=r"fixed points, .*; see opteq\.theory\.theorem2 for deep models"
+        ):
             of_three.curvature()
     with pytest.raises(ConfigError, match="Corollary 1 is about two units, got 3"):
         corollary1_objective(equation, random(4, STATE))

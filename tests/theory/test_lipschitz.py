@@ -5,27 +5,37 @@ import torch
 from torch import nn
 
 from opteq import (
+    AbsoluteNorm,
+    AffineChange,
     Anderson,
     AveragePool,
     Compose,
     Conv2d,
+    Decorrelation,
     DeepOptEq,
     Dense,
     EquilibriumLayer,
     GaussianMap,
     HeritageDiversity,
+    Incay,
     KernelMap,
     KernelMOptEq,
     LinearMixing,
     MOptEq,
     MoreauSkip,
+    MultiBlockOptEq,
     OptEqUnit,
     Parallel,
     Patches,
     Picard,
     PolynomialKernel,
+    Regularised,
+    SimilarityMap,
+    SquaredNorm,
+    WideOptEq,
 )
 from opteq.errors import ConfigError, NonFiniteError
+from opteq.results import tensors_of
 from opteq.theory.lipschitz import equilibrium_lipschitz, lipschitz_bound, published_lipschitz
 
 
@@ -147,6 +157,162 @@ def mixed():
     gaussian = GaussianMap(Dense(4, 6), Dense(2, 6), gamma=0.7, max_norm=1.3)
     gaussian.W.weight.data *= 10
     return Parallel([*dense_units(1), gaussian]), (2,)
+
+
+def steep_unit(hidden=6, activation="relu", max_norm=0.8):
+    unit = OptEqUnit(Dense(4, hidden), Dense(3, hidden), activation, max_norm=max_norm)
+    unit.W.weight.data *= 10
+    return unit
+
+
+def change(condition):
+    """A matrix of that condition number, far from symmetric."""
+    left, _, right = torch.linalg.svd(torch.randn(4, 4, dtype=torch.float64))
+    return left @ torch.diag(torch.linspace(1, condition, 4).double()) @ right / 2
+
+
+def rotation():
+    return torch.linalg.qr(torch.randn(4, 4, dtype=torch.float64))[0]
+
+
+def deep(count=3):
+    return DeepOptEq([steep_unit(n) for n in (5, 7, 6)[:count]], 0.7)
+
+
+WRAPPED = {
+    "skip": (lambda: MoreauSkip(steep_unit(), 0.4), 0.2),
+    "skip of a deep map": (lambda: MoreauSkip(deep(), 0.6), 0.1),
+    "rotation": (lambda: AffineChange(steep_unit(), rotation(), torch.ones(4)), 0.2),
+    "affine": (lambda: AffineChange(steep_unit(activation="tanh"), change(3.0), torch.ones(4)), 0.1),
+    "affine of a skip": (lambda: AffineChange(MoreauSkip(steep_unit(), 0.5), change(3.0)), 0.1),
+    "wide": (lambda: WideOptEq([steep_unit(n, a) for n, a in ((5, "relu"), (7, "tanh"), (6, "elu"))]), 0.1),
+    "blocks": (lambda: MultiBlockOptEq(deep()), 0.1),
+    "gradient step": (lambda: Regularised(steep_unit(), SquaredNorm(), 0.4), 0.2),
+    "step beyond": (lambda: Regularised(steep_unit(), SquaredNorm(), 1.6), 0.1),
+    "prox": (lambda: Regularised(steep_unit(), SquaredNorm(), 0.4, "prox"), 0.2),
+    "kink": (lambda: Regularised(steep_unit(), AbsoluteNorm(), 0.05, "prox"), 0.2),
+    "incay": (lambda: Regularised(steep_unit(), Incay(), 0.1), 0.1),
+    "deep and regularised": (lambda: Regularised(deep(2), SquaredNorm(), 0.3), 0.1),
+    "parallel": (
+        lambda: Parallel(
+            [
+                MoreauSkip(steep_unit(), 0.5),
+                AffineChange(steep_unit(), change(2.0)),
+                Regularised(steep_unit(), AbsoluteNorm(), 0.05, "prox"),
+                GaussianMap(Dense(4, 6), Dense(3, 6), gamma=0.7, max_norm=1.3),
+                WideOptEq([steep_unit(5), steep_unit(6, "tanh")]),
+                KernelMap(Dense(4, 6), Dense(3, 4), "sigmoid", activation="tanh", max_norm=0.7),
+            ]
+        ),
+        0.1,
+    ),
+}
+
+
+@pytest.mark.spec("R1.5", "R2.2", "R2.5", "R4.2", "R5.1")
+@pytest.mark.parametrize(("make", "share"), WRAPPED.values(), ids=WRAPPED)
+def test_no_pair_of_inputs_beats_the_bound_of_what_wraps_maps(make, share):
+    torch.manual_seed(0)
+    module = make().double()
+    layer = EquilibriumLayer(module, Anderson(1e-9, 2000, damping=0.7), on_unconverged="raise")
+    bound = equilibrium_lipschitz(module, torch.zeros(1, 3, dtype=torch.float64))
+    assert bound.kind == "bound"
+
+    def joined(x):
+        return torch.cat([z.flatten(1) for z in tensors_of(layer(x))], 1)
+
+    largest = 0.0
+    for distance in (1e-2, 0.3, 3.0):
+        a = 2 * torch.randn(300, 3, dtype=torch.float64)
+        b = a + distance * torch.randn_like(a)
+        with torch.no_grad():
+            ratios = (joined(a) - joined(b)).norm(dim=1) / (a - b).norm(dim=1)
+        largest = max(largest, ratios.max().item())
+    largest = max(largest, steepest_ratio(joined, (3,), 1.0))
+    assert share * bound.value < largest <= bound.value
+
+
+@pytest.mark.spec("R1.5")
+def test_what_does_not_move_the_equilibrium_any_faster_has_the_same_bound():
+    torch.manual_seed(0)
+    x = torch.zeros(1, 3, dtype=torch.float64)
+    for inner in (steep_unit().double(), deep().double(), WideOptEq([steep_unit(), steep_unit(5)]).double()):
+        expected = equilibrium_lipschitz(inner, x).value
+        for same in (
+            MoreauSkip(inner, 0.3),
+            MoreauSkip(inner, 0.3, learn_alpha=True),
+            AffineChange(inner, rotation(), torch.ones(4)),
+            Parallel([inner]),
+        ):
+            torch.testing.assert_close(equilibrium_lipschitz(same, x).value, expected, rtol=1e-6, atol=0)
+        # z = M⁻¹y: as much faster as the inverse stretches.
+        M = change(3.0)
+        stretch = 1 / torch.linalg.svdvals(M)[-1]
+        changed = equilibrium_lipschitz(AffineChange(inner, M), x).value
+        torch.testing.assert_close(changed, stretch * expected, rtol=1e-6, atol=0)
+
+
+def line(w=0.8, u=2.0):
+    """A linear unit on the line, `w(w z + u x)`."""
+    unit = OptEqUnit(Dense(1, 1), Dense(1, 1), "identity")
+    unit.W.weight.data.fill_(w)
+    unit.injection.operator.weight.data.fill_(u)
+    return unit
+
+
+@pytest.mark.spec("R1.5", "R2.2", "R2.5", "R4.2", "R5.1")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MoreauSkip(line(), 0.3),
+        lambda: AffineChange(line(), torch.tensor([[0.25]]), torch.ones(1)),
+        lambda: WideOptEq([line(), line(0.5, 3.0)]),
+        lambda: MultiBlockOptEq(DeepOptEq([line(), line(), line()], 0.7)),
+        lambda: Regularised(line(), SquaredNorm(), 0.4),
+        lambda: Regularised(line(), SquaredNorm(), 0.4, "prox"),
+        lambda: Parallel([MoreauSkip(line()), AffineChange(line(0.5), torch.tensor([[3.0]])), line(0.2)]),
+    ],
+    ids=["skip", "affine", "wide", "blocks", "gradient step", "prox", "parallel"],
+)
+def test_the_bounds_of_what_wraps_maps_are_attained_on_the_line(make):
+    module = make().double()
+    x = torch.tensor([[1.0], [3.0]], dtype=torch.float64)
+    z = torch.stack(tensors_of(solved(module)(x)))
+    slope = (z[:, 1] - z[:, 0]).norm() / 2
+    torch.testing.assert_close(equilibrium_lipschitz(module, x).value, slope.detach(), rtol=1e-7, atol=0)
+
+
+class Louder(OptEqUnit):
+    """Binds another equation than its base class, whose bound does not hold for it."""
+
+    def bind(self, x, error=0.0):
+        return super().bind(3 * x, error)
+
+
+class Declared(Louder):
+    @property
+    def injections(self):
+        return (nn.Sequential(Tripler(), self.injection.operator),)
+
+
+class Tripler(nn.Module):
+    def forward(self, x):
+        return 3 * x
+
+    def lipschitz(self, x):
+        return 3.0
+
+
+def test_a_bind_of_ones_own_needs_injections_of_its_own():
+    torch.manual_seed(0)
+    x = torch.zeros(1, 3, dtype=torch.float64)
+    parts = Dense(4, 6), Dense(3, 6)
+    louder = Louder(*parts).double()
+    for module in (louder, MoreauSkip(louder), Parallel([louder]), WideOptEq([louder])):
+        with pytest.raises(ConfigError, match=r"Louder overrides `bind`.*`injections` of its own"):
+            equilibrium_lipschitz(module, x)
+    plain = equilibrium_lipschitz(OptEqUnit(*parts).double(), x).value
+    torch.testing.assert_close(equilibrium_lipschitz(Declared(*parts).double(), x).value, 3 * plain)
 
 
 BRANCHES = {
@@ -561,8 +727,15 @@ def test_refuses_what_has_no_bound():
     kernels = [KernelMap(Dense(n, 3), Dense(4, n), "sigmoid", max_norm=0.8) for n in (5, 6)]
     with pytest.raises(ConfigError, match="coupled kernel maps: the width of D_τ"):
         equilibrium_lipschitz(KernelMOptEq(kernels), torch.zeros(1, 4))
-    with pytest.raises(ConfigError, match="known for MoreauSkip"):
+    with pytest.raises(ConfigError, match=r"No Lipschitz bound holds .*max_norm"):
         equilibrium_lipschitz(MoreauSkip(wide), x)
+    own = SimilarityMap(lambda y, c: (y * c).sum(1), Dense(3, 4), 4)
+    for unknown in (own, MoreauSkip(own), Parallel([own])):
+        with pytest.raises(ConfigError, match="No Lipschitz bound is known for SimilarityMap"):
+            equilibrium_lipschitz(unknown, x)
+    coupled = Regularised(OptEqUnit(Dense(4, 6), Dense(3, 6), max_norm=0.5), Decorrelation(), 1e-3)
+    with pytest.raises(ConfigError, match=r"No Lipschitz bound is known: The curvature of .* is not bounded"):
+        equilibrium_lipschitz(coupled.eval(), x)
     with pytest.raises(ConfigError, match=r"call eval\(\) first"):
         lipschitz_bound(nn.BatchNorm1d(3), x)
     with pytest.raises(ConfigError, match="Conv2d"):

@@ -179,7 +179,7 @@ def test_coupled_branches_beyond_the_condition_are_not_certified():
     assert not kind.minimiser.any()
     with pytest.warns(RuntimeWarning, match="no fixed point"):
         hard = MOptEq(branch_units((4, 4), 3, (3, 3)), HeritageDiversity(tau=0.0))
-    with pytest.raises(ConfigError, match="the map jumps: .* give the coupling a `tau`"):
+    with pytest.raises(ConfigError, match=r"the map jumps: .* give the coupling a `tau`"):
         equilibrium_kind(EquilibriumLayer(hard, on_unconverged="count"), random(2, 3, 4, 4))
 
 

@@ -15,7 +15,7 @@ from opteq.equation import Equation, Gradients
 from opteq.results import SolveInfo, State, like, map_state, tensors_of
 from opteq.solvers.base import FixedPoint
 from opteq.tensors.once import once
-from opteq.tensors.untraced import untraced
+from opteq.tensors.tracing import refuse_batches
 
 _ADVICE = "use gradient=Unrolled(steps), which differentiates an equilibrium to any order."
 
@@ -75,7 +75,6 @@ def attach(
     return like(value, outputs)
 
 
-@untraced
 def _apart(state: State, others: tuple[Tensor, ...]) -> State:
     """`state`, copied where it shares the memory of `others`."""
     taken = {t.untyped_storage().data_ptr() for t in others}
@@ -107,6 +106,7 @@ class _Equilibrium(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        refuse_batches(grad_outputs)
         saved, count = ctx.saved_tensors, len(ctx.equation.tensors)
         tensors, state = saved[:count], saved[count:] if ctx.branched else saved[count]
         wants_graph = torch.is_grad_enabled()

@@ -118,11 +118,13 @@ class AffineEquation(Equation[Tensor]):
         """That of `T`, carried back at the end: `A⁻¹` is applied once, and not in every evaluation.
 
         Relative residuals of `z` are at most the condition number times those of `M z`. A shift leaves them
-        open.
+        open, and what is carried back is a step further, which only a proximal `T` brings nearer for sure.
         """
-        if self.shift.any() or (gradient and not self.orthogonal):
+        proximal = self.inner.structure == "proximal"
+        if self.shift.any() or not proximal or (gradient and not self.orthogonal):
             return super().reformulate(gradient)
-        return self.inner.reformulate(gradient).then(self.back, torch.linalg.cond(self.matrix).item())
+        largest = torch.linalg.matrix_norm(self.matrix, 2).item()
+        return self.inner.reformulate(gradient).then(self.back, self._stretch, largest)
 
     @property
     def objective(self) -> Callable[[Tensor], Tensor] | None:

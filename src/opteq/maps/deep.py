@@ -65,7 +65,7 @@ class DeepOptEq(EquilibriumMap):
     def bind_units(self, x: State, error: float) -> tuple[SkipEquation, ...]:
         """The equations of the units with their skip connections."""
         pairs = zip(self.units, self.skips, strict=True)
-        return tuple(SkipEquation(unit.bind(x, error), skip()) for unit, skip in pairs)
+        return tuple(SkipEquation(unit.bind(x, error), skip.value) for unit, skip in pairs)
 
     def _start(self, x: State) -> Tensor | None:
         if self.start == "zero":

@@ -122,7 +122,7 @@ class GaussianMap(EquilibriumMap):
             return self._adaptive_gamma(c, gram)
         if not self.weights_checked:
             self._check_weights(self.gamma * self._distances(c, gram).detach().amin(1))
-        return c.new_full((len(c),), float(self.gamma))
+        return c.new_full((c.shape[0],), float(self.gamma))
 
     def _check_weights(self, exponent: Tensor) -> None:
         """Warn of samples whose nearest patch starts with a weight `e^{-u}` that is next to nothing."""

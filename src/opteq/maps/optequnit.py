@@ -148,7 +148,7 @@ class OptEqEquation(Equation[Tensor]):
 
         One product with `G` in place of one with `W` and one with `Wᵀ`. Since `T(z) - z` is
         `(1/μ) Wᵀ(σ(F(u) + c) - σ(u + c))` and `W z = F(u)`, the relative residual of `z` is at most
-        `L_σ ‖W‖²/μ` times that of `u`, which is at most 1 where Theorem 1 holds.
+        `L_σ ‖W‖²/μ` times that of `u`, which is at most 1 where `‖W‖² ≤ μ/L_σ`, as Theorem 1 asks for.
         """
         gram = self.gram if self.kept and not gradient else None
         if gram is None:
@@ -158,7 +158,10 @@ class OptEqEquation(Equation[Tensor]):
             return self.over_mu(gram(self._hidden(u)))
 
         zero = torch.zeros_like(self.injection)
-        return Reformulation(image, zero, image(zero), lambda u: self.pool(self._hidden(u)))
+        largest = math.sqrt(self.mu / self.activation.lipschitz)
+        return Reformulation(
+            image, zero, image(zero), lambda u: self.pool(self._hidden(u)), gain=1 / largest, size=largest
+        )
 
     @property
     def gram(self) -> Callable[[Tensor], Tensor] | None:

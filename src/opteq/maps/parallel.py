@@ -87,7 +87,8 @@ class ParallelEquation(Equation):
             _joined(form.initial for form in forms),
             _joined(form.first for form in forms),
             (lambda u: _branchwise(recovers, u)) if recovers else None,
-            max(form.scale for form in forms),
+            max(form.gain for form in forms),
+            max(form.size for form in forms),
         )
 
     @property

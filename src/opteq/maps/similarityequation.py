@@ -23,6 +23,7 @@ from opteq.equation import (
 from opteq.errors import ConfigError
 from opteq.objectives.similarity import Similarity
 from opteq.results import Certificate
+from opteq.tensors.tracing import recorded
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +47,7 @@ class SimilarityEquation(Equation[Tensor]):
 
     def _activated(self, argument: Tensor) -> Tensor:
         # In a graph the operations that gave the argument may need it.
-        overwrite = self.similarity.owns_gradient and not torch.is_grad_enabled()
+        overwrite = self.similarity.owns_gradient and not recorded()
         return self.activation.overwrite(argument) if overwrite else self.activation(argument)
 
     @property
@@ -125,7 +126,7 @@ class SimilarityEquation(Equation[Tensor]):
         def proximal_step(state: Tensor) -> Tensor:
             return self.activation(torch.lerp(state, self.similarity.gradient(state), step))
 
-        return Reformulation(proximal_step, start, self.first_iterate(), scale=inverse_step.max().item())
+        return Reformulation(proximal_step, start, self.first_iterate(), gain=inverse_step.max().item())
 
 
 class _SimilarityLinearization(Linearization[Tensor]):

@@ -34,7 +34,8 @@ class SkipWeight(nn.Module):
         self.alpha = float(alpha)
         self.logit = nn.Parameter(torch.tensor(math.log(alpha / (1 - alpha)))) if learn else None
 
-    def forward(self) -> float | Tensor:
+    @property
+    def value(self) -> float | Tensor:
         """`α`: a number if fixed, a scalar tensor with a graph if learned."""
         return self.alpha if self.logit is None else torch.sigmoid(self.logit)
 
@@ -67,7 +68,7 @@ class MoreauSkip(EquilibriumMap):
         return self.map.injections
 
     def bind(self, x: State, error: float = 0.0) -> SkipEquation:
-        return SkipEquation(bind_single(self.map, x, error)[0], self.weight())
+        return SkipEquation(bind_single(self.map, x, error)[0], self.weight.value)
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,9 +20,9 @@ from textwrap import shorten
 
 import torch
 
-from opteq.native.prototypes import declare
-
 _SOURCES = Path(__file__).parent
+# One of the functions, by which the library is known from others.
+_FUNCTION = "opteq_forces"
 # By what PyTorch says of the processor: a name, not "native", so that machines that share a folder agree.
 _TARGETS = {"AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}
 # Seconds; it takes about five.
@@ -64,8 +65,9 @@ def library() -> Library:
     text = b"".join(path.read_bytes() for path in (*sources, *sorted(_SOURCES.glob("*.h"))))
     key = hashlib.sha256("\0".join((*compiler, *flags)).encode() + text).hexdigest()
     folder, name = _folder(), f"opteq-{key[:16]}.so"
-    if folder is not None and (kept := _opened(folder / name)) is not None:
-        return Library(kept, f"kept as {folder / name}")
+    if folder is not None:
+        with suppress(OSError, AttributeError):
+            return Library(_opened(folder / name), f"kept as {folder / name}")
     if shutil.which(compiler[0]) is None:
         return _none(logging.WARNING, f"there is no C compiler {compiler[0]!r}; install gcc or set CC")
     try:
@@ -76,7 +78,7 @@ def library() -> Library:
                 command, check=True, capture_output=True, text=True, errors="replace", timeout=_PATIENCE
             )
             # Before it takes its place: a process that has opened a foreign one there is given that again.
-            functions = declare(ctypes.CDLL(str(made)))
+            functions = _opened(made)
             if folder is None:
                 return Library(functions, "compiled now, for this process alone")
             # It takes its place when it is complete, on the disk too: other processes may be at it, and one
@@ -107,12 +109,16 @@ def _compiler() -> list[str]:
         return [asked]
 
 
-def _opened(path: Path) -> ctypes.CDLL | None:
-    """The library there, None where there is none, or a damaged or foreign one, which is then made again."""
-    try:
-        return declare(ctypes.CDLL(str(path)))
-    except (OSError, AttributeError):
-        return None
+def _opened(path: Path) -> ctypes.CDLL:
+    """The library there.
+
+    Raises:
+        OSError: if there is none, or a damaged one.
+        AttributeError: if it is a foreign one.
+    """
+    library = ctypes.CDLL(str(path))
+    getattr(library, _FUNCTION)
+    return library
 
 
 def _folder() -> Path | None:

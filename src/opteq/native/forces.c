@@ -45,34 +45,39 @@ static float inner(const float *a, const float *b, size_t length) {
     return sum;
 }
 
-// Overwrites images, which follow one another, of offsets r with the forces -e G r, e = exp(-γ rᵀG r). Where the patches p = G r and e of a
-// state are given, overwrites images of changes q with those of the forces, e (2γ (pᵀq) p - G q). `gamma` has one
-// number for each image, `metric` is G, contiguous. Returns whether there was no memory, and then nothing is changed.
-int opteq_forces(float *images, const float *metric, const float *gamma, const float *projected, const float *weights,
-                 size_t batch, size_t height, size_t width, size_t channels, size_t size, size_t piece, int threads) {
-    cutting c = {width, channels, size, piece};
-    size_t length = size * size * piece, rows = height / size;
-    size_t count = width / size * (channels / piece), matrix = count * length;
+struct forces {
+    float *images; const float *metric, *gamma, *projected, *weights;
+    size_t batch, height, width, channels, size, piece; int threads;
+};
+
+// Overwrites images, which follow one another, of offsets r with the forces -e G r, e = exp(-γ rᵀG r). Where the
+// patches p = G r and e of a state are given, overwrites images of changes q with those of the forces,
+// e (2γ (pᵀq) p - G q). `gamma` has one number for each image, `metric` is G, contiguous. Returns -1 if there was no
+// memory, and then nothing is changed.
+int64_t opteq_forces(const struct forces *a) {
+    cutting c = {a->width, a->channels, a->size, a->piece};
+    size_t length = c.size * c.size * c.piece, rows = a->height / c.size, total = a->batch * rows;
+    size_t count = c.width / c.size * (c.channels / c.piece), matrix = count * length;
+    int threads = a->threads;
     float *packed = room(length * filled(length)), *space = room(2 * threads * matrix);
     int failed = !packed || !space;
     for (size_t o = 0; o < length && !failed; o += PANEL)
-        pack(metric + o, length, 1, packed + o * length, length, smaller(PANEL, length - o));
+        pack(a->metric + o, length, 1, packed + o * length, length, smaller(PANEL, length - o));
 #pragma omp parallel for schedule(static) num_threads(threads) if (!failed)
     for (int part = 0; part < threads; part++) {
         if (failed) continue;
         float *patches = space + 2 * part * matrix, *products = patches + matrix;
-        size_t last = (part + 1) * batch * rows / threads;
-        for (size_t row = part * batch * rows / threads; row < last; row++) {
-            float *pixels = images + row * size * width * channels;
+        for (size_t row = part * total / threads; row < (part + 1) * total / threads; row++) {
+            float *pixels = a->images + row * c.size * c.width * c.channels;
             carry(pixels, patches, c, 0);
             for (size_t o = 0; o < length; o += PANEL)
                 panel(patches, length, packed + o * length, products + o, length, length, count,
                       smaller(PANEL, length - o));
             for (size_t n = 0; n < count; n++) {
-                float *r = patches + n * length, *g = products + n * length, rate = gamma[row / rows];
-                if (projected) {
-                    const float *p = projected + (row * count + n) * length;
-                    float e = weights[row * count + n], shift = 2 * rate * inner(r, p, length);
+                float *r = patches + n * length, *g = products + n * length, rate = a->gamma[row / rows];
+                if (a->projected) {
+                    const float *p = a->projected + (row * count + n) * length;
+                    float e = a->weights[row * count + n], shift = 2 * rate * inner(r, p, length);
                     for (size_t k = 0; k < length; k++) g[k] = e * (shift * p[k] - g[k]);
                 } else {
                     float e = expf(-rate * inner(r, g, length));
@@ -84,5 +89,5 @@ int opteq_forces(float *images, const float *metric, const float *gamma, const f
     }
     free(packed);
     free(space);
-    return failed;
+    return -failed;
 }

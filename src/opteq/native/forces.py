@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from opteq.native.calling import call
+from opteq.native.registering import operator
 from opteq.native.serving import serves
 
 
@@ -25,7 +26,7 @@ def force_in_place(
         size: height and width of a patch.
         error: the relative error that is allowed.
     """
-    return _in_place(offset, channels, size, error, gram, gamma)
+    return _in_place(offset, (gram, gamma), channels, size, error)
 
 
 def response_in_place(
@@ -51,16 +52,19 @@ def response_in_place(
         size: height and width of a patch.
         error: the relative error that is allowed.
     """
-    return _in_place(lifted, channels, size, error, gram, gamma, projected, weight)
+    return _in_place(lifted, (gram, gamma, projected, weight), channels, size, error)
 
 
-def _in_place(image: Tensor, piece: int, size: int, error: float, *parts: Tensor) -> Tensor | None:
+def _in_place(
+    image: Tensor, parts: tuple[Tensor, ...], channels: int, size: int, error: float
+) -> Tensor | None:
     if image.dim() != 4 or not image.is_contiguous(memory_format=torch.channels_last):
         return None
-    batch, channels, height, width = image.shape
-    if channels % piece or height % size or width % size:
+    batch, depth, height, width = image.shape
+    if depth % channels or height % size or width % size:
         return None
-    length, count = piece * size**2, channels * height * width // (piece * size**2)
+    length = channels * size**2
+    count = depth * height * width // length
     shapes = ((length, length), (batch,), (batch, count, length), (batch, count, 1))
     # What does not fit PyTorch is to refuse: here it would be read beyond its end.
     for t, shape in zip(parts, shapes, strict=False):
@@ -68,6 +72,15 @@ def _in_place(image: Tensor, piece: int, size: int, error: float, *parts: Tensor
             return None
     if not serves(image, *parts, error=error):
         return None
-    state = parts[2:] or (None, None)
-    call("forces", image, *parts[:2], *state, batch, height, width, channels, size, piece)
+    _forces(image, channels, size, *parts)
     return image
+
+
+@operator(
+    "forces(Tensor(a!) image, int channels, int size, Tensor gram, Tensor gamma, Tensor? projected=None,"
+    " Tensor? weight=None) -> ()"
+)
+def _forces(image: Tensor, channels: int, size: int, *parts: Tensor) -> None:
+    batch, depth, height, width = image.shape
+    places = (*parts, 0, 0)[:4]
+    call("forces", "5P6Ni", image, *places, batch, height, width, depth, size, channels)

@@ -7,8 +7,8 @@ from torch import Tensor
 
 from opteq.errors import ShapeError
 from opteq.native.calling import call
+from opteq.native.registering import operator
 from opteq.native.serving import reads, serves
-from opteq.tensors.untraced import untraced
 
 LANES = 16
 """Numbers in a vector, at most."""
@@ -18,13 +18,12 @@ _FEWEST_PRODUCTS = 2**19
 
 
 class Packed:
-    """`x ↦ x A`, constant to autograd, for a matrix `A` that does not change meanwhile.
+    """`x ↦ x A` for a matrix `A` that does not change meanwhile and is constant to autograd.
 
     Args:
         matrix: `A`, `(in, out)`.
     """
 
-    @untraced
     def __init__(self, matrix: Tensor) -> None:
         matrix = matrix.detach()
         self._shape = matrix.shape
@@ -32,7 +31,6 @@ class Packed:
         # Not both, since it may be the largest tensor of a solve.
         self._matrix = _pack(matrix) if self._in_c else matrix
 
-    @untraced
     def __call__(self, x: Tensor) -> Tensor:
         """`x A`.
 
@@ -47,21 +45,15 @@ class Packed:
             )
         if not self._in_c:
             return x @ self._matrix
-        x = x if reads(x) else x.resolve_neg().contiguous()
-        product = x.new_empty(x.shape[0], columns)
-        call("packed_multiply", x, x.stride(0), self._matrix, product, x.shape[0], rows, columns)
-        return product
+        if reads(x):
+            return _multiply(x, self._matrix, columns)
+        return x @ _multiply(torch.eye(rows, device=self._matrix.device), self._matrix, columns)
 
 
-@untraced
 def gram(a: Tensor) -> Tensor:
     """`A Aᵀ`, constant to autograd."""
     a = a.detach()
-    if not reads(a):
-        return a @ a.mT
-    product = a.new_empty(a.shape[0], a.shape[0])
-    call("packed_gram", a, a.stride(0), _pack(a.mT), product, *a.shape)
-    return product
+    return _gram(a) if reads(a) else a @ a.mT
 
 
 def multiply_each(
@@ -81,11 +73,10 @@ def multiply_each(
     given = (left, right) if total is None else (left, right, total)
     if not _fit(left, right, total) or not serves(*given, error=error):
         return left @ right if total is None else total.baddbmm_(left, right, alpha=factor)
-    batch, rows, size = left.shape
-    product = left.new_empty(batch, rows, right.shape[2]) if total is None else total
-    sizes = (batch, rows, size, right.shape[2], 0.0 if total is None else factor)
-    call("packed_each", left, *left.stride(), right, *right.stride(), product, *sizes)
-    return product
+    if total is None:
+        return _multiply_each(left, right)
+    _add_each(total, left, right, factor)
+    return total
 
 
 def _fit(left: Tensor, right: Tensor, total: Tensor | None) -> bool:
@@ -105,8 +96,51 @@ def filled(columns: int) -> int:
     return -(-columns // LANES) * LANES
 
 
+def _packed_like(matrix: Tensor) -> Tensor:
+    return matrix.new_empty(matrix.shape[0] * filled(matrix.shape[1]))
+
+
+@operator("packed(Tensor matrix) -> Tensor", _packed_like)
 def _pack(matrix: Tensor) -> Tensor:
-    rows, columns = matrix.shape
-    packed = matrix.new_empty(rows * filled(columns))
-    call("packed_pack", matrix, *matrix.stride(), packed, rows, columns)
+    packed = _packed_like(matrix)
+    call("packed_pack", "P2NP2Ni", matrix, *matrix.stride(), packed, *matrix.shape)
     return packed
+
+
+def _product_like(x: Tensor, packed: Tensor, columns: int) -> Tensor:
+    return x.new_empty(x.shape[0], columns)
+
+
+@operator("packed_multiply(Tensor x, Tensor packed, int columns) -> Tensor", _product_like)
+def _multiply(x: Tensor, packed: Tensor, columns: int) -> Tensor:
+    product = _product_like(x, packed, columns)
+    call("packed_multiply", "PN2P3Ni", x, x.stride(0), packed, product, *x.shape, columns)
+    return product
+
+
+@operator("packed_gram(Tensor a) -> Tensor", lambda a: a.new_empty(a.shape[0], a.shape[0]))
+def _gram(a: Tensor) -> Tensor:
+    product = a.new_empty(a.shape[0], a.shape[0])
+    call("packed_gram", "PN2P2Ni", a, a.stride(0), _pack(a.mT), product, *a.shape)
+    return product
+
+
+def _products_like(left: Tensor, right: Tensor) -> Tensor:
+    return left.new_empty(*left.shape[:2], right.shape[2])
+
+
+@operator("packed_multiply_each(Tensor left, Tensor right) -> Tensor", _products_like)
+def _multiply_each(left: Tensor, right: Tensor) -> Tensor:
+    product = _products_like(left, right)
+    _call_each(product, left, right, 0.0)
+    return product
+
+
+@operator("packed_add_each(Tensor(a!) total, Tensor left, Tensor right, float factor) -> ()")
+def _add_each(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    _call_each(total, left, right, factor)
+
+
+def _call_each(product: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    sizes = (*left.shape, right.shape[2])
+    call("packed_each", "P3NP3NP4Nfi", left, *left.stride(), right, *right.stride(), product, *sizes, factor)

@@ -4,6 +4,7 @@
 // vectors. A panel is its rows one after the other.
 
 #include <stddef.h>
+#include <stdint.h>
 #include <stdlib.h>
 
 #if defined(__AVX512F__)

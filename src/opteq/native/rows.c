@@ -16,50 +16,38 @@
 
 static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
-// A matrix that is some of the columns of another.
-struct part {
-    const float *rows;
-    size_t apart, width;
+struct rows_observe {
+    const float *image; size_t image_apart; const float *x; size_t x_apart; float *f; size_t f_apart; float *g;
+    size_t g_apart, rows, n; double *squares; int threads;
 };
 
-// f = image and g = image - x, for an image of `count` parts side by side; `norms` gets those of each row of g and of
-// f, which lie side by side.
-// Returns 1 if there was no memory.
-int opteq_rows_observe(const struct part *parts, size_t count, const float *restrict x, size_t x_apart,
-                       float *restrict f, size_t f_apart, float *restrict g, size_t g_apart, size_t rows,
-                       double *norms, int threads) {
-    size_t most = 0;
-    for (size_t k = 0; k < count; k++) most = parts[k].width > most ? parts[k].width : most;
-    double *sums = malloc(2 * sizeof(double) * rows * ((most + STRETCH - 1) / STRETCH) + 1);
-    if (!sums) return 1;
-    for (size_t i = 0; i < 2 * rows; i++) norms[i] = 0;
-    for (size_t k = 0; k < count; k++) {
-        size_t n = parts[k].width, apart = parts[k].apart, stretches = (n + STRETCH - 1) / STRETCH;
-        const float *image = parts[k].rows;
-#pragma omp parallel for collapse(2) schedule(static) num_threads(threads)
-        for (size_t row = 0; row < rows; row++)
-            for (size_t s = 0; s < stretches; s++) {
-                size_t start = s * STRETCH, width = smaller(STRETCH, n - start);
-                const float *value = image + row * apart + start, *from = x + row * x_apart + start;
-                float *to = f + row * f_apart + start, *change = g + row * g_apart + start;
-                double moved = 0, size = 0;
+// f = image and g = image - x; adds the squared norms of each row of g and of f, which lie side by side, to `squares`.
+// Returns -1 if there was no memory.
+int64_t opteq_rows_observe(const struct rows_observe *a) {
+    size_t rows = a->rows, n = a->n, stretches = (n + STRETCH - 1) / STRETCH;
+    double *sums = malloc(2 * sizeof(double) * rows * stretches + 1);
+    if (!sums) return -1;
+#pragma omp parallel for collapse(2) schedule(static) num_threads(a->threads)
+    for (size_t row = 0; row < rows; row++)
+        for (size_t s = 0; s < stretches; s++) {
+            size_t start = s * STRETCH, width = smaller(STRETCH, n - start);
+            const float *value = a->image + row * a->image_apart + start, *from = a->x + row * a->x_apart + start;
+            float *to = a->f + row * a->f_apart + start, *change = a->g + row * a->g_apart + start;
+            double moved = 0, size = 0;
 #pragma omp simd reduction(+ : moved, size)
-                for (size_t i = 0; i < width; i++) {
-                    float difference = value[i] - from[i];
-                    to[i] = value[i];
-                    change[i] = difference;
-                    moved += (double)difference * difference;
-                    size += (double)value[i] * value[i];
-                }
-                sums[2 * (row * stretches + s)] = moved;
-                sums[2 * (row * stretches + s) + 1] = size;
+            for (size_t i = 0; i < width; i++) {
+                float difference = value[i] - from[i];
+                to[i] = value[i];
+                change[i] = difference;
+                moved += (double)difference * difference;
+                size += (double)value[i] * value[i];
             }
-        for (size_t row = 0; row < rows; row++)
-            for (size_t s = 0; s < stretches; s++)
-                for (int j = 0; j < 2; j++) norms[2 * row + j] += sums[2 * (row * stretches + s) + j];
-        x += n, f += n, g += n;
-    }
-    for (size_t i = 0; i < 2 * rows; i++) norms[i] = sqrt(norms[i]);
+            sums[2 * (row * stretches + s)] = moved;
+            sums[2 * (row * stretches + s) + 1] = size;
+        }
+    for (size_t row = 0; row < rows; row++)
+        for (size_t s = 0; s < stretches; s++)
+            for (int j = 0; j < 2; j++) a->squares[2 * row + j] += sums[2 * (row * stretches + s) + j];
     free(sums);
     return 0;
 }
@@ -71,54 +59,66 @@ INLINE double dot(const float *a, const float *b, size_t n) {
     return sum;
 }
 
+struct rows_descend {
+    float *x, *r; const float *p, *q, *mp; const double *rr; unsigned char *active; int64_t *steps;
+    double *seen, *lengths; size_t rows, n; int threads;
+};
+
 // The first half of a step of conjugate gradients for every active row: x += a p and r -= a q, with q = A p,
 // a = rr / <mp, q> and mp = M p. A row without curvature, <mp, q> not above 0, is no longer active. `lengths` gets
 // the a of each row. `steps` counts the rows' steps, and `seen` gets the rr of those that take this one, else NaN.
-void opteq_rows_descend(float *restrict x, float *restrict r, const float *restrict p, const float *restrict q,
-                        const float *mp, const double *rr, unsigned char *active, int64_t *steps, double *seen,
-                        double *lengths, size_t rows, size_t n, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (size_t row = 0; row < rows; row++) {
-        lengths[row] = 0;
-        seen[row] = NAN;
-        if (!active[row]) continue;
-        steps[row]++;
-        seen[row] = rr[row];
-        size_t start = row * n;
-        double curvature = dot(mp + start, q + start, n);
-        active[row] = curvature > 0;
-        if (!active[row]) continue;
-        lengths[row] = rr[row] / curvature;
-        float a = (float)lengths[row];
+int64_t opteq_rows_descend(const struct rows_descend *a) {
+#pragma omp parallel for schedule(static) num_threads(a->threads)
+    for (size_t row = 0; row < a->rows; row++) {
+        size_t n = a->n, start = row * n;
+        float *x = a->x + start, *r = a->r + start;
+        const float *p = a->p + start, *q = a->q + start;
+        a->lengths[row] = 0;
+        a->seen[row] = NAN;
+        if (!a->active[row]) continue;
+        a->steps[row]++;
+        a->seen[row] = a->rr[row];
+        double curvature = dot(a->mp + start, q, n);
+        a->active[row] = curvature > 0;
+        if (!a->active[row]) continue;
+        a->lengths[row] = a->rr[row] / curvature;
+        float length = (float)a->lengths[row];
 #pragma omp simd
-        for (size_t i = start; i < start + n; i++) {
-            x[i] += a * p[i];
-            r[i] -= a * q[i];
+        for (size_t i = 0; i < n; i++) {
+            x[i] += length * p[i];
+            r[i] -= length * q[i];
         }
     }
+    return 0;
 }
+
+struct rows_turn {
+    float *p, *mp; const float *r, *mr; double *rr, goal; unsigned char *active; double *seen; size_t rows, n;
+    int threads;
+};
 
 // The second half: the new rr = <r, mr> with mr = M r, and p = r + b p, mp = mr + b mp with b its ratio to the
 // old one. A row that has reached the goal is no longer active. `mp` may be `p`, if `mr` is `r`. `seen` gets the new rr
 // of the rows that took the step. Returns how many are still active.
-size_t opteq_rows_turn(float *restrict p, float *mp, const float *restrict r, const float *mr, double *rr, double goal,
-                       unsigned char *active, double *seen, size_t rows, size_t n, int threads) {
+int64_t opteq_rows_turn(const struct rows_turn *a) {
     size_t going = 0;
-#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : going)
-    for (size_t row = 0; row < rows; row++) {
-        if (!active[row]) continue;
-        size_t start = row * n;
-        double before = rr[row], now = dot(r + start, mr + start, n);
-        seen[row] = rr[row] = now < 0 ? 0 : now;
-        active[row] = rr[row] > goal;
-        if (!active[row]) continue;
+#pragma omp parallel for schedule(static) num_threads(a->threads) reduction(+ : going)
+    for (size_t row = 0; row < a->rows; row++) {
+        if (!a->active[row]) continue;
+        size_t n = a->n, start = row * n;
+        float *p = a->p + start, *mp = a->mp + start;
+        const float *r = a->r + start, *mr = a->mr + start;
+        double before = a->rr[row], now = dot(r, mr, n);
+        a->seen[row] = a->rr[row] = now < 0 ? 0 : now;
+        a->active[row] = a->rr[row] > a->goal;
+        if (!a->active[row]) continue;
         going++;
         float b = (float)(now / before);
 #pragma omp simd
-        for (size_t i = start; i < start + n; i++) p[i] = r[i] + b * p[i];
+        for (size_t i = 0; i < n; i++) p[i] = r[i] + b * p[i];
         if (mp == p) continue;
 #pragma omp simd
-        for (size_t i = start; i < start + n; i++) mp[i] = mr[i] + b * mp[i];
+        for (size_t i = 0; i < n; i++) mp[i] = mr[i] + b * mp[i];
     }
     return going;
 }
@@ -182,66 +182,74 @@ static void choose(const double *gram, size_t apart, size_t used, size_t newest,
     a[best] = 1;
 }
 
-// Whether a row whose newest change has this size is to restart: it is more than `growth` times the smallest since the
-// last restart, `best`, or, if that is looked at, none since the last look was smaller than the smallest then, `before`.
-static int restarts(double *best, double *before, double size, int look, double growth) {
-    int restart = size > growth * *best;
-    if (size < *best) *best = size;
-    if (look) {
-        restart |= *best >= *before;
-        *before = *best;
+// What Anderson's method keeps of its rows: `memory` changes and as many candidates of each, one after the other,
+// the matrix of the changes' inner products, and, for restarts, the size of the smallest change since the last one,
+// the same at the last look, and the number of the first iterate that the row may use. `norms` has the size of the
+// newest change of each row, at every second place. `count` iterates came before; the newest lies at `count` modulo
+// `memory`. With them the options: whether to look, the ridge of the weights, and how many times the smallest change a
+// change may be.
+struct rows_mix {
+    const float *changes, *candidates; double *gram, *best, *before; int64_t *born; const double *norms; float *next;
+    size_t rows, memory, n, count; int look; double ridge, growth; int threads;
+};
+
+// Whether a row whose newest change has this size is to restart: it has grown too much or, if that is looked at, none
+// since the last look was smaller than the smallest then.
+static int restarts(const struct rows_mix *h, size_t row) {
+    double size = h->norms[2 * row];
+    int restart = size > h->growth * h->best[row];
+    if (size < h->best[row]) h->best[row] = size;
+    if (h->look) {
+        restart |= h->best[row] >= h->before[row];
+        h->before[row] = h->best[row];
     }
     return restart;
 }
 
-// One step of Anderson's method for every row, which keeps `memory` changes and as many candidates, one after the
-// other: enters the inner products of its newest change with all of them into its `gram` matrix, and writes the
-// combination of its candidates with the weights that follow to `next`. `count` iterates came before; the newest lies at
-// `count` modulo `memory`, and the first one that the row may use has the number `born`. `norms` has the size of the
-// newest change of each row, at every second place.
-// Returns 1 if there was no memory.
-int opteq_rows_mix(const float *changes, const float *candidates, double *grams, double *best, double *before,
-                   int64_t *born, const double *norms, float *restrict next, size_t rows, size_t memory, size_t n,
-                   size_t count, int look, double ridge, double growth, int threads) {
+// One step of Anderson's method for every row: enters the inner products of its newest change with all of them into its
+// Gram matrix, and writes the combination of its candidates with the weights that follow to `next`.
+// Returns -1 if there was no memory.
+int64_t opteq_rows_mix(const struct rows_mix *h) {
+    size_t rows = h->rows, memory = h->memory, n = h->n, count = h->count;
     size_t used = smaller(count + 1, memory), newest = count % memory;
     size_t stretches = (n + STRETCH - 1) / STRETCH, room = used * (used + 1);
     double *sums = malloc(sizeof(double) * rows * (stretches * used + room) + rows * used + 1);
-    if (!sums) return 1;
+    if (!sums) return -1;
     double *rooms = sums + rows * stretches * used;
     unsigned char *flags = (unsigned char *)(rooms + rows * room);
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(h->threads)
     {
 #pragma omp for collapse(2) schedule(static)
         for (size_t row = 0; row < rows; row++)
             for (size_t s = 0; s < stretches; s++) {
-                const float *first = changes + row * memory * n + s * STRETCH;
+                const float *first = h->changes + row * memory * n + s * STRETCH;
                 for (size_t j = 0; j < used; j++)
                     sums[(row * stretches + s) * used + j] =
                         dot(first + newest * n, first + j * n, smaller(STRETCH, n - s * STRETCH));
             }
 #pragma omp for schedule(static)
         for (size_t row = 0; row < rows; row++) {
-            double *gram = grams + row * memory * memory, *a = rooms + row * room;
+            double *gram = h->gram + row * memory * memory, *a = rooms + row * room;
             unsigned char *usable = flags + row * used;
             for (size_t j = 0; j < used; j++) {
                 double sum = 0;
                 for (size_t s = 0; s < stretches; s++) sum += sums[(row * stretches + s) * used + j];
                 gram[newest * memory + j] = gram[j * memory + newest] = sum;
-                usable[j] = (int64_t)(count - (newest + memory - j) % memory) >= born[row];
+                usable[j] = (int64_t)(count - (newest + memory - j) % memory) >= h->born[row];
             }
-            if (restarts(best + row, before + row, norms[2 * row], look, growth)) {
+            if (restarts(h, row)) {
                 choose(gram, memory, used, newest, usable, a);
-                best[row] = before[row] = INFINITY;
-                born[row] = (int64_t)count + 1;
+                h->best[row] = h->before[row] = INFINITY;
+                h->born[row] = (int64_t)count + 1;
             } else
-                weigh(gram, memory, used, newest, usable, ridge, a + used, a);
+                weigh(gram, memory, used, newest, usable, h->ridge, a + used, a);
         }
 #pragma omp for collapse(2) schedule(static)
         for (size_t row = 0; row < rows; row++)
             for (size_t s = 0; s < stretches; s++) {
-                const float *first = candidates + row * memory * n + s * STRETCH;
+                const float *first = h->candidates + row * memory * n + s * STRETCH;
                 const double *a = rooms + row * room;
-                float *to = next + row * n + s * STRETCH;
+                float *to = h->next + row * n + s * STRETCH;
                 size_t width = smaller(STRETCH, n - s * STRETCH);
                 for (size_t j = 0; j < used; j++) {
                     float weight = (float)a[j];
@@ -259,36 +267,49 @@ int opteq_rows_mix(const float *changes, const float *candidates, double *grams,
     return 0;
 }
 
+struct rows_hold {
+    const float *x; size_t x_apart; const float *next; size_t next_apart; const unsigned char *active; float *to;
+    size_t rows, n; int threads;
+};
+
 // Writes the rows of `next` to `to`, those of `x` for the rows that are no longer active.
-void opteq_rows_hold(const float *restrict x, size_t x_apart, const float *restrict next, size_t next_apart,
-                     const unsigned char *active, float *restrict to, size_t rows, size_t n, int threads) {
-#pragma omp parallel for schedule(static) num_threads(threads)
-    for (size_t row = 0; row < rows; row++)
-        memcpy(to + row * n, active[row] ? next + row * next_apart : x + row * x_apart, sizeof(float) * n);
+int64_t opteq_rows_hold(const struct rows_hold *a) {
+#pragma omp parallel for schedule(static) num_threads(a->threads)
+    for (size_t row = 0; row < a->rows; row++) {
+        const float *from = a->active[row] ? a->next + row * a->next_apart : a->x + row * a->x_apart;
+        memcpy(a->to + row * a->n, from, sizeof(float) * a->n);
+    }
+    return 0;
 }
 
+// The record of the rows of a solve: which are still active, which have converged, and the step at which each ended.
+// With them the options: the factor on residuals, the one that is small enough, and the least size that they are
+// relative to.
+struct rows_judge {
+    const double *norms; unsigned char *active, *converged; int64_t *taken; double *residuals; size_t rows;
+    int64_t step; double scale, tol, tiny;
+};
+
 // Judges every row by the norms of its change and of its image, which lie side by side: writes its relative residual,
-// `scale` times their ratio, NaN if it is no longer active, and ends it where that is at most `tol` or the change is not
-// finite. A size counts as `tiny` at least, and an image that is too large for its norm has come nowhere: its residual is
-// infinite, not 0. With a row that ends go whether it has converged and the `step` at which that was.
-// `counts` gets how many rows are still active, and how many have a change that is not finite.
-void opteq_rows_judge(const double *norms, unsigned char *active, unsigned char *converged, int64_t *taken,
-                      double *residuals, int64_t *counts, size_t rows, int64_t step, double scale, double tol,
-                      double tiny, int threads) {
-    (void)threads;  // there is too little to do for more than one
-    counts[0] = counts[1] = 0;
-    for (size_t row = 0; row < rows; row++) {
-        double change = norms[2 * row], size = norms[2 * row + 1];
-        counts[1] += !isfinite(change);
-        residuals[row] = NAN;
-        if (!active[row]) continue;
-        residuals[row] = scale * change / (size < tiny ? tiny : size);
-        if (isinf(size) && isfinite(change)) residuals[row] = INFINITY;
-        converged[row] = residuals[row] <= tol;
-        active[row] = !converged[row] && isfinite(change);
-        if (active[row])
-            counts[0]++;
+// NaN if it is no longer active, and ends it where that is at most `tol` or the change is not finite. An image that is
+// too large for its norm has come nowhere: its residual is infinite, not 0.
+// Returns how many rows are still active and, times 2³², how many have a change that is not finite.
+int64_t opteq_rows_judge(const struct rows_judge *a) {
+    size_t going = 0, lost = 0;
+    for (size_t row = 0; row < a->rows; row++) {
+        double change = a->norms[2 * row], size = a->norms[2 * row + 1];
+        lost += !isfinite(change);
+        a->residuals[row] = NAN;
+        if (!a->active[row]) continue;
+        double residual = a->scale * change / (size < a->tiny ? a->tiny : size);
+        if (isinf(size) && isfinite(change)) residual = INFINITY;
+        a->residuals[row] = residual;
+        a->converged[row] = residual <= a->tol;
+        a->active[row] = !a->converged[row] && isfinite(change);
+        if (a->active[row])
+            going++;
         else
-            taken[row] = step;
+            a->taken[row] = a->step;
     }
+    return going + (lost << 32);
 }

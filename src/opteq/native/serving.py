@@ -4,15 +4,29 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from opteq import native
+from opteq.tensors.tracing import tracing
+
+
+def _keys(t: Tensor) -> int:
+    """Who is asked when an operator is called with this tensor."""
+    return torch._C._dispatch_keys(t).raw_repr()
+
+
+with torch.inference_mode():
+    _OF_INFERENCE = torch.empty(0, device="cpu")
+# Memory on a CPU and nothing else: no sign to be applied, no batch of `vmap`, no subclass with operators of
+# its own, no tensor without memory.
+_PLAIN = frozenset((_keys(torch.empty(0, device="cpu")), _keys(_OF_INFERENCE)))
 
 
 def serves(*tensors: Tensor, error: float) -> bool:
-    """Whether compiled code may do what is to be done with these tensors to a relative `error`.
+    """Whether compiled code may do what is to be done with these tensors, to a relative `error`.
 
-    It may where some error is allowed, 0 being as exact as the dtype, and where it can `take` the tensors. To
-    that, kernels add only their own questions: whether shapes fit, and whether it pays.
+    It may where some error is allowed, 0 being as exact as the dtype, and where it can take the tensors. To
+    that kernels add only their own questions: whether the shapes fit, and whether it pays.
     """
     return error > 0 and takes(*tensors)
 
@@ -20,16 +34,24 @@ def serves(*tensors: Tensor, error: float) -> bool:
 def takes(*tensors: Tensor) -> bool:
     """Whether compiled code can take these tensors for the numbers that lie in their memory.
 
-    It can where it is to be had and enabled, the tensors are float32 on a CPU without a sign still to be
-    applied, no graph is wanted of them, and PyTorch does nothing else with operations than carry them out: no
-    autocast, compilation or tracing.
+    It can where it is to be had and enabled, and the tensors are plain ones of float32 on a CPU of which no
+    graph is wanted. Who looks at operators, or puts others in their place, is shown those of PyTorch:
+    compilation, tracing, autocast, forward-mode differentiation, the transforms of `torch.func`, and dispatch
+    modes, such as counters of floating-point operations.
     """
-    if not native.available() or torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+    if (
+        tracing()
+        or not native.available()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch.is_autocast_enabled("cpu")
+    ):
         return False
     graph = torch.is_grad_enabled()
     # A loop takes half the time of `all`, at every step of every solve.
     for t in tensors:
-        if t.dtype != torch.float32 or not t.is_cpu or t.is_neg() or (graph and t.requires_grad):
+        if t.dtype != torch.float32 or _keys(t) not in _PLAIN or (graph and t.requires_grad):
             return False
     return True
 

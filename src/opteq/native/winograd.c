@@ -81,12 +81,16 @@ INLINE void output_adjoint(const vec *y, vec *out, int step, int out_step) {
     out[5 * out_step] = y[3 * step];
 }
 
+struct winograd_kernels {
+    const float *weight; float *kernels; size_t out, in; int adjoint, threads;
+};
+
 // The kernels of the convolution with `weight`, contiguous `(out, in, 3, 3)`, or, with `adjoint`, of its
 // adjoint, whose input channels are `out`. For each point they are one packed matrix.
-void opteq_winograd_kernels(const float *weight, float *kernels, size_t out, size_t in, int adjoint,
-                            int threads) {
-    size_t from = adjoint ? out : in, to = adjoint ? in : out, columns = filled(to);
-#pragma omp parallel for num_threads(threads) schedule(static)
+int64_t opteq_winograd_kernels(const struct winograd_kernels *a) {
+    const float *weight = a->weight;
+    size_t in = a->in, adjoint = a->adjoint, from = adjoint ? a->out : in, to = adjoint ? in : a->out, columns = filled(to);
+#pragma omp parallel for num_threads(a->threads) schedule(static)
     for (size_t c = 0; c < from; c++)
         for (size_t o = 0; o < to; o += LANES) {
             vec g[9], half[18], u[36];
@@ -99,8 +103,9 @@ void opteq_winograd_kernels(const float *weight, float *kernels, size_t out, siz
             for (int k = 0; k < 6; k++) kernel_transform(half + 3 * k, u + 6 * k, 1, 1);
             size_t start = o - o % PANEL, width = smaller(PANEL, columns - start);
             for (int p = 0; p < POINTS; p++)
-                *(vec *)(kernels + p * from * columns + start * from + c * width + o - start) = u[p];
+                *(vec *)(a->kernels + p * from * columns + start * from + c * width + o - start) = u[p];
         }
+    return 0;
 }
 
 static void panels(const float *v, const float *u, float *m, size_t in, size_t out, size_t tiles) {
@@ -197,14 +202,17 @@ static void leave(const float *m, float *y, size_t first, size_t tiles, tiling c
     }
 }
 
+struct winograd_convolve {
+    const float *x, *kernels; float *y; size_t batch, height, width, in, out, apart; int threads;
+};
+
 // `y = w * x` with one pixel of zeros around, from the kernels of `w`. The images of `x` are `apart`. Returns
-// how many threads had no memory, with which `y` is incomplete.
-int opteq_winograd_convolve(const float *x, const float *kernels, float *y, size_t batch, size_t height,
-                            size_t width, size_t in, size_t out, size_t apart, int threads) {
-    size_t rows = filled(in), columns = filled(out);
-    tiling c = cut(batch, height, width, rows + columns, threads);
+// a negative number if there was no memory, with which `y` is incomplete.
+int64_t opteq_winograd_convolve(const struct winograd_convolve *a) {
+    size_t in = a->in, rows = filled(in), columns = filled(a->out);
+    tiling c = cut(a->batch, a->height, a->width, rows + columns, a->threads);
     int failed = 0;
-#pragma omp parallel num_threads(threads) reduction(+ : failed)
+#pragma omp parallel num_threads(a->threads) reduction(+ : failed)
     {
         float *v = room(POINTS * c.block * rows), *m = room(POINTS * c.block * columns);
         failed += !v || !m;
@@ -212,16 +220,16 @@ int opteq_winograd_convolve(const float *x, const float *kernels, float *y, size
         for (size_t b = 0; b < c.blocks; b++) {
             if (!v || !m) continue;
             size_t first = first_tile(c, b), tiles = first_tile(c, b + 1) - first;
-            enter(x, v, first, tiles, c, in, apart);
+            enter(a->x, v, first, tiles, c, in, a->apart);
             for (int p = 0; p < POINTS; p++)
-                panels(v + p * c.block * rows, kernels + p * in * columns, m + p * c.block * columns, in, columns,
+                panels(v + p * c.block * rows, a->kernels + p * in * columns, m + p * c.block * columns, in, columns,
                        tiles);
-            leave(m, y, first, tiles, c, out);
+            leave(m, a->y, first, tiles, c, a->out);
         }
         free(v);
         free(m);
     }
-    return failed;
+    return -failed;
 }
 
 // Adds `rows` × `vectors · LANES` numbers of vᵀ m.
@@ -257,18 +265,20 @@ static void outer_panels(const float *v, const float *m, float *u, size_t in, si
     }
 }
 
+struct winograd_gradient {
+    const float *x, *y; float *gradient, *sums; size_t batch, height, width, in, out, x_apart, y_apart; int threads;
+};
+
 // The gradient of <y, w * x> by `w`, contiguous `(out, in, 3, 3)`. `sums` has room for 36 matrices of the filled
-// numbers of channels for each thread. Returns how many threads had no memory, with which it is incomplete.
-int opteq_winograd_gradient(const float *x, const float *y, float *gradient, float *sums, size_t batch,
-                            size_t height, size_t width, size_t in, size_t out, size_t x_apart, size_t y_apart,
-                            int threads) {
-    size_t rows = filled(in), columns = filled(out), size = POINTS * rows * columns;
-    tiling c = cut(batch, height, width, rows + columns, threads);
+// numbers of channels for each thread. Returns a negative number if there was no memory, with which it is
+// incomplete.
+int64_t opteq_winograd_gradient(const struct winograd_gradient *a) {
+    size_t in = a->in, out = a->out, rows = filled(in), columns = filled(out), size = POINTS * rows * columns;
+    tiling c = cut(a->batch, a->height, a->width, rows + columns, a->threads);
     int failed = 0, team = 1;
-#pragma omp parallel num_threads(threads) reduction(+ : failed)
+#pragma omp parallel num_threads(a->threads) reduction(+ : failed)
     {
-        int me = omp_get_thread_num();
-        float *u = sums + me * size;
+        float *u = a->sums + omp_get_thread_num() * size;
         float *v = room(POINTS * c.block * rows), *m = room(POINTS * c.block * columns);
         failed += !v || !m;
         memset(u, 0, sizeof(float) * size);
@@ -278,8 +288,8 @@ int opteq_winograd_gradient(const float *x, const float *y, float *gradient, flo
         for (size_t b = 0; b < c.blocks; b++) {
             if (!v || !m) continue;
             size_t first = first_tile(c, b), tiles = first_tile(c, b + 1) - first;
-            enter(x, v, first, tiles, c, in, x_apart);
-            enter_adjoint(y, m, first, tiles, c, out, y_apart);
+            enter(a->x, v, first, tiles, c, in, a->x_apart);
+            enter_adjoint(a->y, m, first, tiles, c, out, a->y_apart);
             for (int p = 0; p < POINTS; p++)
                 outer_panels(v + p * c.block * rows, m + p * c.block * columns, u + p * rows * columns, rows,
                              columns, tiles);
@@ -293,13 +303,13 @@ int opteq_winograd_gradient(const float *x, const float *y, float *gradient, flo
                 for (int p = 0; p < POINTS; p++) {
                     points[p] = (vec){0};
                     for (int k = 0; k < team; k++)
-                        points[p] += *(vec *)(sums + k * size + (p * rows + i) * columns + o);
+                        points[p] += *(vec *)(a->sums + k * size + (p * rows + i) * columns + o);
                 }
                 for (int l = 0; l < 6; l++) kernel_adjoint(points + l, half + l, 6, 6);
                 for (int k = 0; k < 3; k++) kernel_adjoint(half + 6 * k, g + 3 * k, 1, 1);
                 for (size_t lane = 0; lane < smaller(LANES, out - o); lane++)
-                    for (int k = 0; k < 9; k++) gradient[9 * ((o + lane) * in + i) + k] = g[k][lane];
+                    for (int k = 0; k < 9; k++) a->gradient[9 * ((o + lane) * in + i) + k] = g[k][lane];
             }
     }
-    return failed;
+    return -failed;
 }

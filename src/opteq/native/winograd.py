@@ -8,6 +8,7 @@ from torch import Tensor
 from opteq.errors import ShapeError
 from opteq.native.calling import call
 from opteq.native.packed import LANES, filled
+from opteq.native.registering import operator
 from opteq.native.serving import serves
 from opteq.tensors.layouts import has_channels_last
 
@@ -51,6 +52,13 @@ def fits_gradient(x: Tensor, y: Tensor, weight: Tensor, groups: int, error: floa
     )
 
 
+def _kernels_like(weight: Tensor, adjoint: bool) -> Tensor:
+    out, channels = weight.shape[:2]
+    rows, columns = (out, channels) if adjoint else (channels, out)
+    return weight.new_empty(_POINTS, rows, filled(columns))
+
+
+@operator("winograd_transformed(Tensor weight, bool adjoint) -> Tensor", _kernels_like)
 def transformed(weight: Tensor, adjoint: bool) -> Tensor:
     """What `convolve` needs of a weight `(out, in, 3, 3)`, for it or for its adjoint; constant to autograd.
 
@@ -58,13 +66,17 @@ def transformed(weight: Tensor, adjoint: bool) -> Tensor:
         `(36, in, filled(out))`, for the adjoint `(36, out, filled(in))`, packed by panels.
     """
     dense = weight.detach().contiguous()
-    out, channels = dense.shape[:2]
-    rows, columns = (out, channels) if adjoint else (channels, out)
-    kernels = dense.new_empty(_POINTS, rows, filled(columns))
-    call("winograd_kernels", dense, kernels, out, channels, adjoint)
+    kernels = _kernels_like(dense, adjoint)
+    call("winograd_kernels", "2P2N2i", dense, kernels, *dense.shape[:2], adjoint)
     return kernels
 
 
+def _images_like(x: Tensor, kernels: Tensor, out_channels: int) -> Tensor:
+    shape = (x.shape[0], out_channels, *x.shape[2:])
+    return torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+
+
+@operator("winograd_convolve(Tensor x, Tensor kernels, int out_channels) -> Tensor", _images_like)
 def convolve(x: Tensor, kernels: Tensor, out_channels: int) -> Tensor:
     """The "same" convolution of `x`, where it `fits`.
 
@@ -83,13 +95,17 @@ def convolve(x: Tensor, kernels: Tensor, out_channels: int) -> Tensor:
     if kernels.shape != (_POINTS, channels, filled(out_channels)):
         got = f"kernels of shape {tuple(kernels.shape)}"
         raise ShapeError(f"Expected `kernels` for {channels} to {out_channels} channels, got {got}.")
-    x = _channels_last(x)
-    shape = (batch, out_channels, height, width)
-    y = torch.empty(shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
-    call("winograd_convolve", x, kernels, y, batch, height, width, channels, out_channels, x.stride(0))
+    x, y = _channels_last(x), _images_like(x, kernels, out_channels)
+    sizes = (batch, height, width, channels, out_channels, x.stride(0))
+    call("winograd_convolve", "3P6Ni", x, kernels, y, *sizes)
     return y
 
 
+def _gradient_like(x: Tensor, y: Tensor) -> Tensor:
+    return x.new_empty(y.shape[1], x.shape[1], 3, 3)
+
+
+@operator("winograd_weight_gradient(Tensor x, Tensor y) -> Tensor", _gradient_like)
 def weight_gradient(x: Tensor, y: Tensor) -> Tensor:
     """The gradient of `⟨y, w * x⟩` with respect to a weight `w`, as exact as `convolve` is, where it fits.
 
@@ -109,10 +125,10 @@ def weight_gradient(x: Tensor, y: Tensor) -> Tensor:
             f"Expected as many images of the same size, got {tuple(x.shape)} and {tuple(y.shape)}."
         )
     x, y = _channels_last(x), _channels_last(y)
-    gradient = x.new_empty(out, channels, 3, 3)
+    gradient = _gradient_like(x, y)
     sums = x.new_empty(torch.get_num_threads(), _POINTS, filled(channels), filled(out))
     sizes = (batch, *sides, channels, out, x.stride(0), y.stride(0))
-    call("winograd_gradient", x, y, gradient, sums, *sizes)
+    call("winograd_gradient", "4P7Ni", x, y, gradient, sums, *sizes)
     return gradient
 
 

@@ -37,7 +37,7 @@ class AutogradSimilarity(Similarity):
     shape: tuple[int, ...]
 
     def initial(self) -> Tensor:
-        return self.injection.new_zeros(len(self.injection), *self.shape)
+        return self.injection.new_zeros(self.injection.shape[0], *self.shape)
 
     def value(self, y: Tensor) -> Tensor:
         names = (name for name, _ in self.module.named_parameters())

@@ -77,13 +77,13 @@ class HeritageDiversity:
             ShapeError: for sizes that do not divide.
         """
         z = tensors_of(state)
-        check_channels([branch.shape[1] for branch in z])
+        check_channels([int(branch.shape[1]) for branch in z])  # tensors, for a tracer
         width = None
         if self.diversity and self.weight > 0 and self.tau > 0:
             squares = torch.stack([sample_sums(branch.square()) for branch in z])
             width = (self.tau * squares.mean(0)).clamp(min=torch.finfo(squares.dtype).eps)
-        channels = z[0].shape[1]
-        ring = Ring.of([tuple(b.shape[2:]) for b in z], channels)
+        channels = int(z[0].shape[1])
+        ring = Ring.of([tuple(map(int, b.shape[2:])) for b in z], channels)
         return Coupling(self, channels, ring, width, error)
 
 

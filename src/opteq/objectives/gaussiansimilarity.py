@@ -16,6 +16,7 @@ from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.bound import BoundOperator
 from opteq.results import Certificate
 from opteq.tensors.layouts import zero_state
+from opteq.tensors.tracing import recorded
 
 ADAPTIVE_NUMERATOR = 0.2
 """`γM` under the adaptive rule: the largest patch weight at the start is `e^{-0.2} = 0.82`."""
@@ -213,4 +214,4 @@ class _GaussianLinearization(SimilarityLinearization):
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
     """`a b`, in the memory of `a` unless a graph needs that: large tensors cost more to allocate."""
-    return a * b if torch.is_grad_enabled() or a.dtype != b.dtype else a.mul_(b)
+    return a * b if recorded() or a.dtype != b.dtype else a.mul_(b)

@@ -56,7 +56,7 @@ class Patches:
         # longer pieces than a permutation of the whole.
         pixels = [rows[:, :, i, :, j] for i in range(p) for j in range(p)]
         count = x.shape[1:].numel() // self.dimension
-        return torch.stack(pixels, dim=4).reshape(len(x), count, self.dimension)
+        return torch.stack(pixels, dim=4).reshape(x.shape[0], count, self.dimension)
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
         """`(batch, n, d) ↦ (batch, C, H, W)`, channels-last; sizes as those of `like`."""
@@ -76,7 +76,7 @@ class WholeSample:
 
     def split(self, x: Tensor) -> Tensor:
         """`(batch, ...) ↦ (batch, 1, n)`."""
-        return x.reshape(len(x), 1, x.shape[1:].numel())
+        return x.reshape(x.shape[0], 1, x.shape[1:].numel())
 
     def merge(self, patches: Tensor, like: Tensor) -> Tensor:
         """`(batch, 1, n) ↦ (batch, ...)`, shaped and laid out like `like`."""

@@ -131,7 +131,7 @@ class Ring:
         for (branch, level), matrix in messages:
             sizes = self.pyramids[branch].sizes
             images = received.setdefault(branch, [None] * len(sizes))
-            image = matrix.mT.reshape(len(matrix), matrix.shape[2], *sizes[level])
+            image = matrix.mT.reshape(matrix.shape[0], matrix.shape[2], *sizes[level])
             images[level] = _added(images[level], image)
         return {branch: self.pyramids[branch].expand(images) for branch, images in received.items()}
 

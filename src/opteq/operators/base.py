@@ -133,7 +133,7 @@ def _run_pre_hooks(operator: LinearOperator) -> None:
         arguments = ((), {}) if key in operator._forward_pre_hooks_with_kwargs else ((),)
         try:
             answer = hook(operator, *arguments)
-        except (IndexError, KeyError) as error:
+        except (IndexError, KeyError, ValueError) as error:
             raise ConfigError(
                 f"A forward pre-hook of {name} looks at an input, but `W` has none: it is bound once for a"
                 " whole solve. Hook the layer or `U` instead."

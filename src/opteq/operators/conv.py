@@ -102,7 +102,7 @@ class BoundConv2d(BoundOperator):
 
     @property
     def codomain(self) -> tuple[int, ...]:
-        return (len(self.tensors[0]), *self.domain[1:])
+        return (self.tensors[0].shape[0], *self.domain[1:])
 
     def quick_norm_bound(self) -> Tensor:
         return circular_norm(self.tensors[0], self.groups, self.domain[1:])

@@ -75,7 +75,7 @@ class BoundDense(BoundOperator):
 
     @property
     def codomain(self) -> tuple[int, ...]:
-        return (len(self.tensors[0]),)
+        return (self.tensors[0].shape[0],)
 
     def quick_norm_bound(self) -> Tensor:
         return torch.linalg.matrix_norm(self.tensors[0].double(), 2) * (1 + 1e-12)

@@ -12,6 +12,7 @@ from opteq.operators.bound import BoundOperator, same
 from opteq.operators.norms.base import Weights
 from opteq.tensors.lanczos import largest_ritz_pair
 from opteq.tensors.once import once
+from opteq.tensors.tracing import tracing, unrecorded
 
 # Lanczos steps that follow the weights in training, and those between restarts of a settled estimate.
 _TRAIN_STEPS, _SETTLED_STEPS, _RESTARTS = 10, 20, 50
@@ -41,7 +42,10 @@ class NormEstimate:
         # Low precision would spoil the estimate, which is cheap, so it ignores autocast.
         device = bound.tensors[0].device.type if bound.tensors else "cpu"
         with torch.autocast(device, enabled=False):
-            norm = _Norm.apply(bound, self._vector(bound.detach(), training), *bound.tensors)
+            with unrecorded():
+                vector = self._vector(bound.detach(), training)
+            # A trace takes no functions of Python; the gradient is the same.
+            norm = bound(vector).norm() if tracing() else _Norm.apply(bound, vector, *bound.tensors)
         self.value = norm.detach()
         return norm
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opteq.native.rows import History, mix
+from opteq.native.mixture import History, mix
 from opteq.options import require, require_bounded_solve, strict_options
 from opteq.solvers.base import Solver, Stepper
 

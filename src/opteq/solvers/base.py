@@ -17,7 +17,7 @@ from opteq.native.rows import hold, norms, observe
 from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.solvers.progress import Progress
 from opteq.solvers.space import Space
-from opteq.tensors.untraced import untraced
+from opteq.tensors.tracing import refuse_tracing, untraced
 
 
 class Stepper(Protocol):
@@ -90,7 +90,7 @@ class FixedPoint:
     info: SolveInfo
 
 
-# The number of steps depends on the data, and compiled code of our own is called with addresses.
+# The number of steps depends on the data.
 @untraced
 @torch.no_grad()
 def find_fixed_point(
@@ -118,8 +118,9 @@ def find_fixed_point(
             which counts neither as an evaluation nor among the residuals.
 
     Raises:
-        ConfigError: if the tolerance is below what the dtype can resolve.
+        ConfigError: if the tolerance is below what the dtype can resolve, or operations are traced.
     """
+    refuse_tracing()
     space = Space(initial, joint)
     x = space.flatten(initial)
     check_tolerance(solver.tol, x.dtype)

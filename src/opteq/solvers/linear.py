@@ -7,7 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from opteq.native.rows import descend, row_norms, row_products, turn
+from opteq.native.conjugate import descend, turn
+from opteq.native.rows import row_norms, row_products
 from opteq.results import SolveInfo
 from opteq.solvers.base import check_tolerance
 

@@ -22,7 +22,7 @@ class Space:
 
     def __init__(self, example: State, joint: bool = False) -> None:
         self._single, self._joint = isinstance(example, Tensor), joint
-        self._batch = len(tensors_of(example)[0])
+        self._batch = tensors_of(example)[0].shape[0]
         self._layouts = [_Layout(t) for t in tensors_of(example)]
 
     def flatten(self, state: State) -> Tensor:

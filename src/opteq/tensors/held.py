@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
-from functools import cache
 from typing import Any, Self
 
 from torch import Tensor
@@ -25,22 +24,20 @@ class HoldsTensors:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor that the object depends on differentiably."""
-        return tuple(t for name in _names(type(self)) for t in _held(getattr(self, name)))
+        return tuple(t for name in self._names() for t in _held(getattr(self, name)))
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
         """The same object with other values of `tensors`."""
         rest = iter(tensors)
-        values = {name: _filled(getattr(self, name), rest) for name in _names(type(self))}
+        values = {name: _filled(getattr(self, name), rest) for name in self._names()}
         return replace(self, **values)  # type: ignore[type-var]
 
     def detach(self) -> Self:
         """The same object cut off from the autograd graph."""
         return self.with_tensors(tuple(t.detach() for t in self.tensors))
 
-
-@cache
-def _names(cls: type) -> tuple[str, ...]:
-    return tuple(f.name for f in fields(cls) if not f.metadata.get("constant"))
+    def _names(self) -> tuple[str, ...]:
+        return tuple(f.name for f in fields(self) if not f.metadata.get("constant"))  # type: ignore[arg-type]
 
 
 def _held(value: Any) -> tuple[Tensor, ...]:

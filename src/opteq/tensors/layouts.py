@@ -24,7 +24,7 @@ def zero_state(injection: Tensor, shape: tuple[int, ...]) -> Tensor:
     """`(batch, *shape)` zeros in the dtype and layout of `injection`."""
     images = len(shape) == 3 and injection.is_contiguous(memory_format=torch.channels_last)
     return torch.empty(
-        (len(injection), *shape),
+        (injection.shape[0], *shape),
         dtype=injection.dtype,
         device=injection.device,
         memory_format=torch.channels_last if images else torch.contiguous_format,

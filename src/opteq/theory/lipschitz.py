@@ -58,7 +58,8 @@ def _injections(map: EquilibriumMap) -> tuple[nn.Module, ...]:
     for part in map.modules():
         if isinstance(part, EquilibriumMap):
             binds, says = (_definer(type(part), name) for name in ("bind", "injections"))
-            if "bind" in vars(part) or not issubclass(says, binds):
+            # What says nothing answers for itself, below.
+            if "bind" in vars(part) or not (says is EquilibriumMap or issubclass(says, binds)):
                 raise ConfigError(
                     f"{binds.__name__} overrides `bind`, so that the bound of {says.__name__} need not hold"
                     " for it; give it `injections` of its own, the modules that read `x`."
