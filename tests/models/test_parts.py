@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import opteq
@@ -75,6 +76,10 @@ def test_a_body_of_maps_and_operators_is_built():
     assert [type(u.activation).__name__ for u in layer.map.units] == ["Tanh", "Tanh"]
     assert layer.solver == opteq.Picard(tol=1e-2)
     assert layer.map.units[0].W is not layer.map.units[1].W
+    pool = {"class_path": "opteq.AveragePool", "init_args": {"channels": 4, "factor": 2}}
+    product = {"class_path": "opteq.models.bodies.Product", "init_args": {"operators": [pool, operator]}}
+    halved, x = build(product), torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(halved(x), halved.operators[1](F.avg_pool2d(x, 2)))
 
 
 @pytest.fixture

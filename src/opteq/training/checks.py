@@ -40,5 +40,5 @@ def check_match(network: nn.Module, data: Facts) -> None:
     if logits.shape[1:] != expected:
         raise ConfigError(
             f"{data.title} has {classes} classes, but the output of the network has shape "
-            f"{tuple(logits.shape)}; leave out --model.network.head.classes, which follows from the data."
+            f"{tuple(logits.shape)}; set --model.network.head.classes null to have it follow from the data."
         )
