@@ -104,8 +104,17 @@ def test_what_is_not_trusted_is_not_even_imported(mine):
             ConfigError, match=r"mine_of_parts\.Mine.*opteq\.load\(RUN, trust=True\), or --trust true"
         ):
             refuse({**NETWORK, "init_args": {**NETWORK["init_args"], "body": body}})
-    with pytest.raises(ConfigError, match=r"mine_of_parts\.f"):
-        check_trusted({"model": {"network": {"init_args": {"similarity": "mine_of_parts.f"}}}})
+    names = (
+        {"model": {"network": {"init_args": {"similarity": "mine_of_parts.f"}}}},
+        {"data": "mine_of_parts.f"},
+        {"trainer": {"callbacks": ["mine_of_parts.f"]}},
+    )
+    for config in names:
+        with pytest.raises(ConfigError, match=r"mine_of_parts\.f"):
+            check_trusted(config)
+    check_trusted(
+        {"data": {"class_path": "opteq.data.digits.Digits", "init_args": {"classes": ["cat.lion"]}}}
+    )
     assert not mine.exists()
 
 
