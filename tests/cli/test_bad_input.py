@@ -88,7 +88,7 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         (["--model.schedule", "abc"], "expected one of 'constant', 'cosine', 'step', 'linear', 'poly'"),
         (
             ["--model.network.head.classes", "7"],
-            "leave out --model.network.head.classes",
+            "set --model.network.head.classes null",
         ),
         (["--model.network.stem.in_channels", "3"], "does not take the images of Digits (1 channels, 8×8)"),
         (["--data.batch_size", "0"], "Expected `batch_size` of at least 1, got 0."),

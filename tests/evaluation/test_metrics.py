@@ -24,19 +24,8 @@ def test_columns_become_curves_of_epoch_means(tmp_path):
     np.testing.assert_array_equal(panels["lr-SGD"][""], [[1, 2], [0.1, 0.05]])
 
 
-def test_a_step_that_a_resumed_run_repeats_counts_once(tmp_path):
-    panels = read(tmp_path, "epoch,step,train_loss\n0,9,4.0\n1,19,9.0\n1,19,1.0\n1,29,3.0\n")
-    np.testing.assert_array_equal(panels["loss"]["train"], [[1, 2], [4.0, 2.0]])
-
-
-def test_a_value_logged_by_step_and_by_epoch_is_one_curve(tmp_path):
-    panels = read(tmp_path, "epoch,step,train_loss_step,train_loss_epoch\n0,9,5.0,\n0,9,,4.0\n")
-    assert list(panels) == ["loss"]
-    np.testing.assert_array_equal(panels["loss"]["train"], [[1], [4.0]])
-
-
-def test_empty_columns_nan_and_the_final_test_are_left_out(tmp_path):
-    panels = read(tmp_path, "epoch,step,train_loss,val_loss,test_loss\n0,9,nan,,\n1,19,2.0,,\n2,20,,,3.0\n")
+def test_empty_columns_and_nan_are_left_out(tmp_path):
+    panels = read(tmp_path, "epoch,step,train_loss,val_loss\n0,9,nan,\n1,19,2.0,\n")
     assert list(panels["loss"]) == ["train"]
     np.testing.assert_array_equal(panels["loss"]["train"], [[2], [2.0]])
 
@@ -54,8 +43,8 @@ def test_a_table_without_rows_has_no_curves(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "columns `epoch` and `step`"),
-        ("loss\n1\n", "columns `epoch` and `step`"),
+        ("", "a column `epoch`"),
+        ("loss\n1\n", "a column `epoch`"),
         ("epoch,step,train_loss\n0,9,abc\n", "number in line 2 .*'abc'"),
         ("epoch,step,train_loss\n0,9,1.0\n0,10,1.0,7\n", "Line 3 .* more values"),
         ('epoch,step,train_loss\n0,9,"1.0', "not a CSV table"),

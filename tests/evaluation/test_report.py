@@ -182,7 +182,7 @@ def test_a_network_without_equilibria_and_a_single_class(run, data):
         ("summary.json", '{"parameters": 12', r"summary\.json is not valid JSON"),
         ("summary.json", "[1, 2]", "one JSON object, got list"),
         ("summary.json", '{"parameters": "many"}', "`parameters` in summary.json .*'many'"),
-        ("metrics.csv", "loss\n1\n", "columns `epoch` and `step`"),
+        ("metrics.csv", "loss\n1\n", "a column `epoch`"),
     ],
 )
 def test_a_malformed_file_is_named(run, network, data, name, content, message):

@@ -40,16 +40,17 @@ def test_every_row_is_trained_once_before_any_second_seed(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("reference: a", "reference: c", "the reference and the curves .* to be rows, got c"),
+        ("reference: a", "reference: c", "the reference and the curves to be rows, got c"),
         ("reference: a", "reference: a\ncurves: {x: {1: a, 2: d}}", "to be rows, got d"),
         ("{name: b,", "{name: A!,", "differ in letters"),
-        ("title: A table", "titel: A table", "title"),
-        ("name: a, seeds", "name: a, sedes", "name and at most"),
+        ("title: A table", "titel: A table", "Table has no option 'titel'; it has name, title"),
+        ("name: a, seeds", "name: a, sedes", "Row has no option 'sedes'; it has name, changes, seeds"),
+        ("title: A table\n", "", "missing 1 required positional argument: 'title'"),
         ("title: A table", "title: [", "not valid YAML"),
-        ("seeds: 2", "seeds: 0", "`seeds` of row a of .* to be at least 1, got 0"),
-        ("seeds: 2", "seeds: x", "at least 1, got 'x'"),
-        ("name: a,", "name: 1,", "to be text and changes a mapping"),
-        ("reference: a", "reference: a\ncurves: [1]", "`curves` .* to map each quantity"),
+        ("seeds: 2", "seeds: 0", "`seeds` of Row to be at least 1, got 0"),
+        ("seeds: 2", "seeds: x", "`seeds` of Row to be a whole number, got 'x'"),
+        ("name: a,", "name: 1,", "`name` of Row to be a string, got 1"),
+        ("reference: a", "reference: a\ncurves: [1]", "`curves` of Table to be a mapping of each quantity"),
     ],
 )
 def test_a_faulty_table_is_refused_with_what_is_wrong(tmp_path, old, new, message):

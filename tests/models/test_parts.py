@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 import opteq
@@ -75,6 +76,10 @@ def test_a_body_of_maps_and_operators_is_built():
     assert [type(u.activation).__name__ for u in layer.map.units] == ["Tanh", "Tanh"]
     assert layer.solver == opteq.Picard(tol=1e-2)
     assert layer.map.units[0].W is not layer.map.units[1].W
+    pool = {"class_path": "opteq.AveragePool", "init_args": {"channels": 4, "factor": 2}}
+    product = {"class_path": "opteq.models.bodies.Product", "init_args": {"operators": [pool, operator]}}
+    halved, x = build(product), torch.randn(2, 4, 6, 6)
+    torch.testing.assert_close(halved(x), halved.operators[1](F.avg_pool2d(x, 2)))
 
 
 @pytest.fixture
@@ -99,8 +104,17 @@ def test_what_is_not_trusted_is_not_even_imported(mine):
             ConfigError, match=r"mine_of_parts\.Mine.*opteq\.load\(RUN, trust=True\), or --trust true"
         ):
             refuse({**NETWORK, "init_args": {**NETWORK["init_args"], "body": body}})
-    with pytest.raises(ConfigError, match=r"mine_of_parts\.f"):
-        check_trusted({"model": {"network": {"init_args": {"similarity": "mine_of_parts.f"}}}})
+    names = (
+        {"model": {"network": {"init_args": {"similarity": "mine_of_parts.f"}}}},
+        {"data": "mine_of_parts.f"},
+        {"trainer": {"callbacks": ["mine_of_parts.f"]}},
+    )
+    for config in names:
+        with pytest.raises(ConfigError, match=r"mine_of_parts\.f"):
+            check_trusted(config)
+    check_trusted(
+        {"data": {"class_path": "opteq.data.digits.Digits", "init_args": {"classes": ["cat.lion"]}}}
+    )
     assert not mine.exists()
 
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opteq.evaluation.display import Normalization, channelwise
+from opteq.evaluation.passes import eval_mode
 from opteq.options import require, strict_options
 
 
@@ -60,14 +61,10 @@ class PGD:
         if self.random_start:
             attacked = attacked + radius * (2 * torch.rand_like(attacked) - 1)
             attacked = attacked.clamp(lowest, highest)
-        training = network.training
-        network.eval()
-        try:
+        with eval_mode(network):
             for _ in range(self.steps):
                 gradient = _loss_gradient(network, attacked, labels)
                 attacked = (attacked + step * gradient.sign()).clamp(lowest, highest)
-        finally:
-            network.train(training)
         return attacked
 
 
@@ -83,18 +80,14 @@ def attacked_accuracy(
         normalization: the mean and standard deviation that were applied to the images.
     """
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
-    training = network.training
-    network.eval()
     hits = samples = 0
-    try:
+    with eval_mode(network):
         for images, labels in loader:
             images, labels = images.to(device), labels.to(device)
             attacked = attack(network, images, labels, normalization)
             with torch.no_grad():
                 hits += int((network(attacked).argmax(1) == labels).sum())
             samples += len(labels)
-    finally:
-        network.train(training)
     return hits / max(samples, 1)
 
 

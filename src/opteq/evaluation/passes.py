@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from opteq.errors import NonFiniteError
+from opteq.evaluation.stored import Stored
+from opteq.evaluation.trace import Traces
+from opteq.layer import SolveLog
+
+
+@contextmanager
+def eval_mode(network: nn.Module) -> Iterator[None]:
+    """In eval mode; afterwards the network is in the mode it was in."""
+    training = network.training
+    network.eval()
+    try:
+        yield
+    finally:
+        network.train(training)
 
 
 @contextmanager
 def evaluating(network: nn.Module, device: torch.device | str) -> Iterator[torch.dtype]:
-    """Without gradients and in eval mode on `device`; gives the type of the network's numbers.
-
-    Afterwards the network is in the mode it was in.
-    """
-    was_training = network.training
-    network.eval().to(device)
-    try:
-        with torch.no_grad():
-            yield next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
-    finally:
-        network.train(was_training)
+    """In eval mode, without gradients and on `device`; gives the type of the network's numbers."""
+    with eval_mode(network.to(device)), torch.no_grad():
+        yield next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
 
 
 def refuse_non_finite(logits: Tensor) -> None:
@@ -35,6 +43,38 @@ def refuse_non_finite(logits: Tensor) -> None:
             " of a test batch: training has diverged; lower the learning rate or use an earlier"
             " checkpoint."
         )
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord(Stored):
+    """What the records of all passes over a test set have.
+
+    Attributes:
+        class_names: one name per class.
+        solves: number of equilibria solved (images × equilibrium layers).
+        unconverged: how many of them did not reach their tolerance.
+        solver_steps_mean: steps per solve.
+        residual_max: largest relative residual left by a solve.
+        traces: iterations and equilibria of a few images drawn at random.
+    """
+
+    class_names: tuple[str, ...]
+    solves: int
+    unconverged: int
+    solver_steps_mean: float
+    residual_max: float
+    traces: Traces
+
+
+def solves_of(log: SolveLog) -> dict[str, Any]:
+    """The fields of an `EvaluationRecord` that say how the solves went."""
+    forward = log.forward
+    return {
+        "solves": forward.samples,
+        "unconverged": forward.unconverged,
+        "solver_steps_mean": forward.steps_mean,
+        "residual_max": forward.residual_max,
+    }
 
 
 class Best:

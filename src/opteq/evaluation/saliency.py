@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError
+from opteq.evaluation.passes import eval_mode
 from opteq.layer import EquilibriumLayer
 from opteq.results import State, tensors_of
 
@@ -35,19 +36,14 @@ def grad_cam(
     Raises:
         ConfigError: if the module gives no features with height and width, or there is no such module.
     """
-    training = network.training
-    network.eval()
-    try:
-        with torch.enable_grad():
-            # Features depend on the image also where all parameters are frozen.
-            images = images.detach().requires_grad_()
-            logits, features = _run(network, images, module)
-            if classes is None:
-                classes = logits.argmax(1)
-            chosen = logits.gather(1, classes[:, None]).sum()
-            gradients = torch.autograd.grad(chosen, features, allow_unused=True, materialize_grads=True)
-    finally:
-        network.train(training)
+    with eval_mode(network), torch.enable_grad():
+        # Features depend on the image also where all parameters are frozen.
+        images = images.detach().requires_grad_()
+        logits, features = _run(network, images, module)
+        if classes is None:
+            classes = logits.argmax(1)
+        chosen = logits.gather(1, classes[:, None]).sum()
+        gradients = torch.autograd.grad(chosen, features, allow_unused=True, materialize_grads=True)
     size = tuple(images.shape[2:])
     maps = [
         F.interpolate((g.mean((2, 3), keepdim=True) * a.detach()).sum(1, keepdim=True), size, mode="bilinear")

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError, ShapeError
 from opteq.evaluation.display import Normalization, displayable
-from opteq.evaluation.passes import Best, evaluating, refuse_non_finite
+from opteq.evaluation.passes import Best, EvaluationRecord, evaluating, refuse_non_finite, solves_of
 from opteq.evaluation.scores import confusion_matrix
-from opteq.evaluation.stored import EvaluationRecord, solves_of
 from opteq.evaluation.trace import trace
 from opteq.layer import solve_log
 

@@ -9,7 +9,7 @@ from typing import Any
 from opteq.errors import ConfigError
 from opteq.evaluation.metrics import read_curves
 from opteq.evaluation.page import folded, image, missing, section, tiles
-from opteq.evaluation.stored import EvaluationRecord
+from opteq.evaluation.passes import EvaluationRecord
 from opteq.evaluation.trace import Traces
 from opteq.plots.convergence import draw_convergence
 from opteq.plots.equilibria import draw_equilibria

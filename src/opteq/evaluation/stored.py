@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
@@ -11,8 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from opteq.errors import ConfigError
-from opteq.evaluation.trace import Traces
-from opteq.layer import SolveLog
 from opteq.system.files import write_beside
 
 
@@ -53,38 +51,6 @@ class Stored:
             raise ConfigError(
                 f"{path} is not a complete test record ({error}): evaluate the run again."
             ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationRecord(Stored):
-    """What the records of all passes over a test set have.
-
-    Attributes:
-        class_names: one name per class.
-        solves: number of equilibria solved (images × equilibrium layers).
-        unconverged: how many of them did not reach their tolerance.
-        solver_steps_mean: steps per solve.
-        residual_max: largest relative residual left by a solve.
-        traces: iterations and equilibria of a few images drawn at random.
-    """
-
-    class_names: tuple[str, ...]
-    solves: int
-    unconverged: int
-    solver_steps_mean: float
-    residual_max: float
-    traces: Traces
-
-
-def solves_of(log: SolveLog) -> dict[str, Any]:
-    """The fields of an `EvaluationRecord` that say how the solves went."""
-    forward = log.forward
-    return {
-        "solves": forward.samples,
-        "unconverged": forward.unconverged,
-        "solver_steps_mean": forward.steps_mean,
-        "residual_max": forward.residual_max,
-    }
 
 
 def _read(name: str, kind: Any, arrays: dict[str, NDArray]) -> Any:

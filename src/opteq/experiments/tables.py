@@ -4,32 +4,38 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from opteq.configs import find_file, packaged, read_yaml, with_base
 from opteq.errors import ConfigError
+from opteq.options import require, strict_options
 
 _PACKAGE = "opteq.experiments"
 
 
-@dataclass(frozen=True, slots=True)
+@strict_options
+@dataclass(frozen=True)
 class Row:
     """One row of a table.
 
     Attributes:
         name: what the row is called, and its runs are named after.
         changes: new values of options, by their dotted names.
-        seeds: number of trainings, with seeds 0, 1, 2, …
+        seeds: number of trainings, with seeds 0, 1, 2, …; that of the table unless given.
     """
 
     name: str
-    changes: Mapping[str, Any]
-    seeds: int
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    seeds: int = 1
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.changes, Mapping), self, "changes", "a mapping")
+        require(self.seeds >= 1, self, "seeds", "at least 1")
 
 
-@dataclass(frozen=True, slots=True)
+@strict_options
+@dataclass(frozen=True)
 class Table:
     """What is trained and compared.
 
@@ -50,12 +56,25 @@ class Table:
     title: str
     source: str
     config: Mapping[str, Any]
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     reference: str
-    compare: str
-    columns: tuple[str, ...]
-    measure: tuple[str, ...]
-    curves: Mapping[str, Mapping[float, str]]
+    compare: str = "test_accuracy"
+    columns: Sequence[str] = ("test_accuracy", "parameters", "seconds_train")
+    measure: Sequence[str] = ()
+    curves: Mapping[str, Mapping[float, str]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        require(isinstance(self.config, Mapping), self, "config", "a mapping")
+        curves = isinstance(self.curves, Mapping) and all(
+            isinstance(c, Mapping) for c in self.curves.values()
+        )
+        require(curves, self, "curves", "a mapping of each quantity to its values and their rows")
+        names = {slug(row.name): row.name for row in self.rows}
+        if len(names) < len(self.rows):
+            raise ConfigError("Expected rows with names that differ in letters or digits.")
+        for name in (self.reference, *(name for curve in self.curves.values() for name in curve.values())):
+            if name not in names.values():
+                raise ConfigError(f"Expected the reference and the curves to be rows, got {name}.")
 
     def config_of(self, row: Row, seed: int) -> dict[str, Any]:
         """The configuration of one training of a row."""
@@ -78,56 +97,16 @@ def read_table(name_or_file: str) -> Table:
         ConfigError: There is no such table, or it lacks something.
     """
     path = find_file(name_or_file, packaged(_PACKAGE), "table")
-    return _table(path, read_yaml(path))
-
-
-def _table(path: Path, content: Any) -> Table:
-    required = {"title", "source", "config", "rows", "reference"}
-    allowed = required | {"seeds", "compare", "columns", "measure", "curves"}
-    if not isinstance(content, Mapping) or not required <= content.keys() <= allowed:
-        raise ConfigError(
-            f"Expected {path} to have {', '.join(sorted(required))} and at most"
-            f" {', '.join(sorted(allowed - required))} beside them."
-        )
-    entries = content["rows"]
-    if not isinstance(entries, list) or not entries:
+    content = read_yaml(path)
+    if not isinstance(content, Mapping) or not isinstance(content.get("rows"), list) or not content["rows"]:
         raise ConfigError(f"Expected `rows` of {path} to be a list of at least one row.")
-    rows = tuple(_row(path, entry, content.get("seeds", 1)) for entry in entries)
-    if len({slug(row.name) for row in rows}) < len(rows):
-        raise ConfigError(f"Expected the rows of {path} to have names that differ in letters or digits.")
-    curves = content.get("curves", {})
-    if not isinstance(curves, Mapping) or not all(isinstance(curve, Mapping) for curve in curves.values()):
-        raise ConfigError(f"Expected `curves` of {path} to map each quantity to its values and their rows.")
-    names = [content["reference"], *(name for curve in curves.values() for name in curve.values())]
-    if strange := [name for name in names if name not in [row.name for row in rows]]:
-        raise ConfigError(f"Expected the reference and the curves of {path} to be rows, got {strange[0]}.")
-    return Table(
-        name=path.stem,
-        title=content["title"],
-        source=content["source"],
-        config=with_base(content["config"]),
-        rows=rows,
-        reference=content["reference"],
-        compare=content.get("compare", "test_accuracy"),
-        columns=tuple(content.get("columns", ("test_accuracy", "parameters", "seconds_train"))),
-        measure=tuple(content.get("measure", ())),
-        curves=curves,
-    )
-
-
-def _row(path: Path, entry: Any, seeds: int) -> Row:
-    if not isinstance(entry, Mapping) or not {"name"} <= entry.keys() <= {"name", "changes", "seeds"}:
-        raise ConfigError(f"Expected the rows of {path} to have a name and at most changes and seeds.")
-    row = Row(entry["name"], entry.get("changes") or {}, entry.get("seeds", seeds))
-    if not isinstance(row.name, str) or not isinstance(row.changes, Mapping):
-        raise ConfigError(
-            f"Expected names of rows of {path} to be text and changes a mapping, got {dict(entry)}."
-        )
-    if not isinstance(row.seeds, int) or row.seeds < 1:
-        raise ConfigError(
-            f"Expected `seeds` of row {row.name} of {path} to be at least 1, got {row.seeds!r}."
-        )
-    return row
+    options = {name: value for name, value in content.items() if name != "seeds"}
+    try:
+        rows = [Row(**{"seeds": content.get("seeds", 1), **entry}) for entry in content["rows"]]
+        table = Table(name=path.stem, **{**options, "rows": rows})
+        return replace(table, config=with_base(table.config))
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
 def _assign(config: dict[str, Any], name: str, value: Any) -> None:

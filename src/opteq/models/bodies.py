@@ -294,14 +294,17 @@ class Deep(Convolutional):
 
 
 class Stack(nn.Sequential):
-    """Bodies one after the other.
+    """Modules one after the other, in a list as configurations have it."""
 
-    Args:
-        bodies: the first reads the features, each other one what the one before it gives.
-    """
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        super().__init__(*modules)
 
-    def __init__(self, bodies: Sequence[nn.Module]) -> None:
-        super().__init__(*bodies)
+
+class Product(Compose):
+    """Operators applied from first to last, in a list as configurations have it."""
+
+    def __init__(self, operators: Sequence[LinearOperator]) -> None:
+        super().__init__(*operators)
 
 
 def _listed(hidden: int | Sequence[int]) -> Sequence[int]:

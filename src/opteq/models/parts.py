@@ -78,9 +78,10 @@ def check_trusted(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: There is one; the message says how to trust it.
     """
-    # Functions, which the parser imports as well, are given by their names alone.
-    functions = (text for text in _texts(config.get("model")) if _IMPORT_PATH.fullmatch(text))
-    for path in (*_class_paths(config), *functions):
+    # The parser takes names alone for classes and functions too; the options of data have texts of their own.
+    data = config.get("data")
+    texts = _texts([config.get("model"), config.get("trainer"), data if isinstance(data, str) else None])
+    for path in (*_class_paths(config), *filter(_IMPORT_PATH.fullmatch, texts)):
         _check_root(path)
 
 

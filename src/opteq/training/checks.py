@@ -5,6 +5,7 @@ from torch import nn
 
 from opteq.data.facts import Facts
 from opteq.errors import ConfigError
+from opteq.evaluation.passes import eval_mode
 
 
 @torch.no_grad()
@@ -18,9 +19,9 @@ def check_match(network: nn.Module, data: Facts) -> None:
     """
     images, labels = data.sample
     channels, height, width = images.shape[1:]
-    training = network.training
     try:
-        logits = network.eval()(images[:2])
+        with eval_mode(network):
+            logits = network(images[:2])
     except ConfigError:
         raise  # about an option of the network, whatever the images
     except (RuntimeError, ValueError) as error:
@@ -29,8 +30,6 @@ def check_match(network: nn.Module, data: Facts) -> None:
             f"{height}×{width}): {error} Look at the options of --model.network that say how many channels "
             "and what size its parts have."
         ) from error
-    finally:
-        network.train(training)
     classes = len(data.class_names)
     expected = (classes, *labels.shape[1:])
     if logits.ndim != len(expected) + 1:
@@ -41,5 +40,5 @@ def check_match(network: nn.Module, data: Facts) -> None:
     if logits.shape[1:] != expected:
         raise ConfigError(
             f"{data.title} has {classes} classes, but the output of the network has shape "
-            f"{tuple(logits.shape)}; leave out --model.network.head.classes, which follows from the data."
+            f"{tuple(logits.shape)}; set --model.network.head.classes null to have it follow from the data."
         )

@@ -54,7 +54,7 @@ class MetricsCSV(Logger):
     @rank_zero_only
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         row = {name: value for name, value in metrics.items() if not name.startswith("test_")}
-        if row.keys() <= {"epoch"}:
+        if "epoch" not in row or len(row) == 1:
             return
         row |= {"epoch": int(row["epoch"]), "step": step}
         if self._rows and self._rows[-1]["step"] == step:
