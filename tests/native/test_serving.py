@@ -157,7 +157,7 @@ LAYERS = {
     "conv": (lambda: OptEqUnit(Conv2d(16, 32), Conv2d(3, 32)), (4, 3, 16, 16)),
     "dense": (lambda: OptEqUnit(Dense(64, 64), Dense(8, 64)), (256, 8)),
     "gaussian": (gaussian, (4, 3, 16, 16)),
-    "branches": (branches, (4, 3, 16, 16)),
+    "branches": (branches, (8, 3, 16, 16)),
 }
 
 
@@ -195,7 +195,7 @@ def test_operations_are_counted_as_without_it(name, monkeypatch):
         ("conv", {"winograd_convolve", "winograd_transformed", "winograd_weight_gradient"}),
         ("dense", {"packed", "packed_gram", "packed_multiply"}),
         ("gaussian", {"winograd_convolve", "forces"}),
-        ("branches", {"winograd_convolve"}),
+        ("branches", {"winograd_convolve", "packed_each"}),
     ],
 )
 def test_profilers_see_it_by_name(name, operators):

@@ -43,16 +43,18 @@ def descend(
     return lengths, seen
 
 
+def _numbers_like(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(tensors[5]), torch.empty_like(tensors[5])
+
+
 @operator(
     "rows_descend(Tensor(a!) x, Tensor(b!) r, Tensor p, Tensor q, Tensor mp, Tensor rr, Tensor(c!) active,"
     " Tensor(d!) steps) -> (Tensor, Tensor)",
-    lambda *tensors: (torch.empty_like(tensors[5]), torch.empty_like(tensors[5])),
+    _numbers_like,
 )
-def _descend(
-    x: Tensor, r: Tensor, p: Tensor, q: Tensor, mp: Tensor, rr: Tensor, active: Tensor, steps: Tensor
-) -> tuple[Tensor, Tensor]:
-    lengths, seen = torch.empty_like(rr), torch.empty_like(rr)
-    call("rows_descend", "10P2Ni", x, r, p, q, mp, rr, active, steps, seen, lengths, *x.shape)
+def _descend(x: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
+    lengths, seen = _numbers_like(x, *others)
+    call("rows_descend", "10P2Ni", x, *others, seen, lengths, *x.shape)
     return lengths, seen
 
 
@@ -93,10 +95,8 @@ def turn(
     "rows_turn(Tensor(a!) p, Tensor(b!) mp, Tensor r, Tensor mr, Tensor(c!) rr, float goal,"
     " Tensor(d!) active, Tensor(e!) seen) -> int"
 )
-def _turn(
-    p: Tensor, mp: Tensor, r: Tensor, mr: Tensor, rr: Tensor, goal: float, active: Tensor, seen: Tensor
-) -> int:
-    return call("rows_turn", "5Pd2P2Ni", p, mp, r, mr, rr, goal, active, seen, *p.shape)
+def _turn(p: Tensor, *others: Tensor | float) -> int:
+    return call("rows_turn", "5Pd2P2Ni", p, *others, *p.shape)
 
 
 def _dense(x: Tensor, *others: Tensor) -> bool:

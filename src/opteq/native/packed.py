@@ -45,7 +45,7 @@ class Packed:
             )
         if not self._in_c:
             return x @ self._matrix
-        if reads(x):
+        if reads(x := x if x.stride(1) == 1 else x.contiguous()):
             return _multiply(x, self._matrix, columns)
         return x @ _multiply(torch.eye(rows, device=self._matrix.device), self._matrix, columns)
 
@@ -73,10 +73,9 @@ def multiply_each(
     given = (left, right) if total is None else (left, right, total)
     if not _fit(left, right, total) or not serves(*given, error=error):
         return left @ right if total is None else total.baddbmm_(left, right, alpha=factor)
-    if total is None:
-        return _multiply_each(left, right)
-    _add_each(total, left, right, factor)
-    return total
+    product = left.new_empty(*left.shape[:2], right.shape[2]) if total is None else total
+    _each(product, left, right, 0.0 if total is None else factor)
+    return product
 
 
 def _fit(left: Tensor, right: Tensor, total: Tensor | None) -> bool:
@@ -125,22 +124,8 @@ def _gram(a: Tensor) -> Tensor:
     return product
 
 
-def _products_like(left: Tensor, right: Tensor) -> Tensor:
-    return left.new_empty(*left.shape[:2], right.shape[2])
-
-
-@operator("packed_multiply_each(Tensor left, Tensor right) -> Tensor", _products_like)
-def _multiply_each(left: Tensor, right: Tensor) -> Tensor:
-    product = _products_like(left, right)
-    _call_each(product, left, right, 0.0)
-    return product
-
-
-@operator("packed_add_each(Tensor(a!) total, Tensor left, Tensor right, float factor) -> ()")
-def _add_each(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
-    _call_each(total, left, right, factor)
-
-
-def _call_each(product: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+@operator("packed_each(Tensor(a!) product, Tensor left, Tensor right, float factor) -> ()")
+def _each(product: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    """Overwrites the product, or adds `factor` times it where that is not 0."""
     sizes = (*left.shape, right.shape[2])
     call("packed_each", "P3NP3NP4Nfi", left, *left.stride(), right, *right.stride(), product, *sizes, factor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -128,17 +129,8 @@ def judge(
     "rows_judge(Tensor norms, Tensor(a!) active, Tensor(b!) converged, Tensor(c!) taken, int step,"
     " float scale, float tol, float tiny) -> (Tensor, int, int)"
 )
-def _judge(
-    norms: Tensor,
-    active: Tensor,
-    converged: Tensor,
-    taken: Tensor,
-    step: int,
-    scale: float,
-    tol: float,
-    tiny: float,
-) -> tuple[Tensor, int, int]:
-    residuals = norms.new_empty(norms.shape[0])
+def _judge(norms: Tensor, *others: Any) -> tuple[Tensor, int, int]:
+    residuals, (active, converged, taken, *options) = norms.new_empty(norms.shape[0]), others
     kept = (norms, active, converged, taken, residuals, norms.shape[0])
-    lost, going = divmod(call("rows_judge", "5PNq3di", *kept, step, scale, tol, tiny), 2**32)
+    lost, going = divmod(call("rows_judge", "5PNq3di", *kept, *options), 2**32)
     return residuals, going, lost
