@@ -11,7 +11,6 @@ import sys
 
 import torch
 from matplotlib.figure import Figure
-from opteq.operators.constraint import constrained_weights
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
@@ -26,8 +25,8 @@ class Student(nn.Module):
         self.W = opteq.Conv2d(channels, channels)
 
     def squares(self, y: Tensor, c: Tensor) -> Tensor:
-        weights = constrained_weights(self.W, tuple(y.shape[1:]), 0.97)  # ‖W‖ < 1 makes a contraction
-        return (c - self.W.matvec(weights, y)).square().sum(1)
+        W = self.W.bind(tuple(y.shape[1:]), ceiling=0.97)  # ‖W‖ < 1 makes a contraction
+        return (c - W(y)).square().sum(1)
 
     def forward(self, y: Tensor, c: Tensor) -> Tensor:
         return -0.5 * torch.log1p(self.squares(y, c)).sum((1, 2))

@@ -99,11 +99,11 @@ def test_the_solver_of_the_recipe_finds_the_equilibrium():
 def test_the_similarity_of_the_recipe_has_true_gradients():
     torch.manual_seed(0)
     recipe = run_examples("CONTRIBUTING.md")
-    operator = opteq.Dense(5, 3).double()
+    W = opteq.Dense(5, 3).double().bind((5,))
     c = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
     y, v = torch.randn(2, 2, 5, dtype=torch.float64)
     y.requires_grad_()
-    similarity = recipe["LogCoshSimilarity"](c, operator.weights, operator)
+    similarity = recipe["LogCoshSimilarity"](c, W)
     (gradient,) = torch.autograd.grad(similarity.value(y).sum(), y, create_graph=True)
     torch.testing.assert_close(similarity.gradient(y), gradient)
     linearization = similarity.linearize(y)
@@ -112,21 +112,24 @@ def test_the_similarity_of_the_recipe_has_true_gradients():
     torch.testing.assert_close(linearization.product(v), product)
     pullback = torch.autograd.grad((v * gradient).sum(), similarity.tensors)
     torch.testing.assert_close(linearization.pullback(v), pullback)
-    dense = operator.weight.mT @ operator.weight
+    (weight,) = W.tensors
+    dense = weight.mT @ weight
     assert (similarity.hessian_bound().value >= torch.linalg.matrix_norm(dense, 2)).all()
 
-    layer = opteq.EquilibriumLayer(recipe["LogCoshMap"](operator, opteq.Dense(4, 3)).double())
-    layer.solver = opteq.Anderson(tol=1e-12)
-    x = torch.randn(2, 4, dtype=torch.float64)
-    z = layer(x)
-    hidden = torch.tanh(z @ operator.weight.mT + layer.map.injection(x))
-    torch.testing.assert_close(z, (hidden @ operator.weight).relu())
 
-
-def test_the_own_similarity_of_the_recipe():
+def test_the_map_of_the_recipe_is_solved_and_certified():
     torch.manual_seed(0)
-    layer = run_examples("CONTRIBUTING.md")["layer"].double()
-    layer.solver = opteq.Anderson(tol=1e-12)
-    x = torch.randn(2, 4, dtype=torch.float64)
-    z = layer(x)
-    torch.testing.assert_close(z, (layer.map.U(x) - 0.2 * z / (1 + z.square())).relu())
+    module = (
+        run_examples("CONTRIBUTING.md")["LogCoshMap"](opteq.Dense(4, 6), opteq.Dense(3, 6)).double().eval()
+    )
+    layer = opteq.EquilibriumLayer(module, opteq.Anderson(tol=1e-12), opteq.Implicit(tol=1e-12))
+    x = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
+    z, (weight,) = layer(x), layer.bind(x).similarity.W.tensors
+    assert z.any()
+    hidden = torch.tanh(z @ weight.mT + module.injection(x))
+    torch.testing.assert_close(z, (hidden @ weight).relu())
+    unrolled, leaves = opteq.EquilibriumLayer(module, gradient=opteq.Unrolled(800)), [x, *module.parameters()]
+    gradients = [torch.autograd.grad(value.square().sum(), leaves) for value in (z, unrolled(x))]
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
+    certificate = opteq.certify(layer, x.detach())
+    assert (certificate.distance.value >= certificate.distance_to_reference.value).all()
