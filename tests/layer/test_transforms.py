@@ -230,9 +230,7 @@ def test_samples_of_vmap_are_refused(make):
             func.vmap(make())(random(4, 1, 3))
 
 
-RECIPE = (
-    r"^opteq .*gradient=Unrolled\(steps\), .*Ceiling\(\) .*AlmostOrthogonal\(\), or max_norm=None\.$"
-)
+RECIPE = r"^opteq .*gradient=Unrolled\(steps\), .*Ceiling\(\) .*AlmostOrthogonal\(\), or max_norm=None\.$"
 
 
 def second(layer: EquilibriumLayer, x: Tensor, parameter: Tensor) -> Tensor:
