@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from opteq.native.serving import takes
 from opteq.solvers.progress import Progress
 
 pytestmark = pytest.mark.usefixtures("way")
@@ -15,7 +16,7 @@ def table(*rows):
 
 
 def test_samples_stop_one_by_one():
-    progress = Progress(4, torch.device("cpu"), tol=0.1, max_steps=5, scale=2.0, tiny=1e-30)
+    progress = Progress(4, torch.device("cpu"), tol=0.1, max_steps=5, scale=2.0, tiny=1e-30, in_c=takes())
     # Residuals 2, .1, .4, 1.
     assert progress.record(table((1, 1), (0.05, 1), (0.4, 2), (2, 4))) == (3, 0)
     assert progress.active.tolist() == [True, False, True, True]
@@ -32,7 +33,7 @@ def test_samples_stop_one_by_one():
 
 
 def test_an_image_of_nothing_is_relative_to_the_least_size():
-    progress = Progress(3, torch.device("cpu"), tol=0.1, max_steps=5, scale=1.0, tiny=1e-3)
+    progress = Progress(3, torch.device("cpu"), tol=0.1, max_steps=5, scale=1.0, tiny=1e-3, in_c=takes())
     # A change of nothing has converged; an infinite residual is no reason to give up.
     assert progress.record(table((0, 0), (1e-3, 0), (1e-3, math.nan))) == (2, 0)
     assert progress.active.tolist() == [False, True, True]
@@ -40,13 +41,13 @@ def test_an_image_of_nothing_is_relative_to_the_least_size():
 
 
 def test_an_image_that_is_too_large_for_its_norm_has_not_converged():
-    progress = Progress(1, torch.device("cpu"), tol=0.1, max_steps=5, scale=1.0, tiny=1e-30)
+    progress = Progress(1, torch.device("cpu"), tol=0.1, max_steps=5, scale=1.0, tiny=1e-30, in_c=takes())
     assert progress.record(table((1e38, math.inf))) == (1, 0)
     assert progress.info(torch.float32).residuals.tolist() == [[math.inf]]
 
 
 def test_who_never_stops_took_all_steps():
-    progress = Progress(2, torch.device("cpu"), tol=0.1, max_steps=2, scale=1.0, tiny=1e-3)
+    progress = Progress(2, torch.device("cpu"), tol=0.1, max_steps=2, scale=1.0, tiny=1e-3, in_c=takes())
     for _ in range(2):
         assert progress.record(table((1, 1), (1, 1))) == (2, 0)
     info = progress.info(torch.float32)
@@ -55,6 +56,6 @@ def test_who_never_stops_took_all_steps():
 
 
 def test_no_samples_have_no_progress():
-    progress = Progress(0, torch.device("cpu"), tol=0.1, max_steps=2, scale=1.0, tiny=1e-3)
+    progress = Progress(0, torch.device("cpu"), tol=0.1, max_steps=2, scale=1.0, tiny=1e-3, in_c=takes())
     assert progress.record(torch.empty(0, 2, dtype=torch.float64)) == (0, 0)
     assert progress.info(torch.float32).residuals.shape == (0, 1)

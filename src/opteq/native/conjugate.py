@@ -8,11 +8,19 @@ from torch import Tensor
 from opteq.native.calling import call
 from opteq.native.registering import operator
 from opteq.native.rows import row_products
-from opteq.native.serving import takes
+from opteq.native.serving import still_reads
 
 
 def descend(
-    x: Tensor, r: Tensor, p: Tensor, q: Tensor, mp: Tensor, rr: Tensor, active: Tensor, steps: Tensor
+    x: Tensor,
+    r: Tensor,
+    p: Tensor,
+    q: Tensor,
+    mp: Tensor,
+    rr: Tensor,
+    active: Tensor,
+    steps: Tensor,
+    in_c: bool,
 ) -> tuple[Tensor, Tensor]:
     """The first half of a step of conjugate gradients, in place: `x += α p`, `r -= α q`, `α = rr / ⟨mp, q⟩`.
 
@@ -25,12 +33,13 @@ def descend(
         rr: `(batch,)` `⟨r, M r⟩` in float64.
         active: `(batch,)` which rows take the step; those where `⟨mp, q⟩` is not positive do no more.
         steps: `(batch,)` how many each has taken.
+        in_c: whether compiled code `takes` such matrices without gaps, asked once for a solve.
 
     Returns:
         `(batch,)` `α` in float64, 0 where a row takes no step, and `(batch,)` the `rr` of the active rows,
         NaN for the others.
     """
-    if _dense(x, r, p, q, mp):
+    if in_c and _like(x, q, mp):
         return _descend(x, r, p, q, mp, rr, active, steps)
     steps += active
     seen = torch.where(active, rr, torch.nan)
@@ -59,7 +68,15 @@ def _descend(x: Tensor, *others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def turn(
-    p: Tensor, mp: Tensor, r: Tensor, mr: Tensor, rr: Tensor, goal: float, active: Tensor, seen: Tensor
+    p: Tensor,
+    mp: Tensor,
+    r: Tensor,
+    mr: Tensor,
+    rr: Tensor,
+    goal: float,
+    active: Tensor,
+    seen: Tensor,
+    in_c: bool,
 ) -> int:
     """The second half, in place: `rr = ⟨r, mr⟩`, then `p = r + β p` and `mp = mr + β mp` with `β` its growth.
 
@@ -72,11 +89,12 @@ def turn(
         goal: the `rr` that is small enough.
         active: `(batch,)` which rows took the step; those that have reached the goal take no more.
         seen: `(batch,)` where the new `rr` of these rows is entered.
+        in_c: as for `descend`.
 
     Returns:
         How many rows go on.
     """
-    if _dense(p, mp, r, mr):
+    if in_c and _like(p, mp, mr):
         return _turn(p, mp, r, mr, rr, goal, active, seen)
     # In a metric rounding may put it below zero.
     now = torch.where(active, row_products(r, mr).clamp_(min=0), rr)
@@ -99,9 +117,9 @@ def _turn(p: Tensor, *others: Tensor | float) -> int:
     return call("rows_turn", "5Pd2P2Ni", p, *others, *p.shape)
 
 
-def _dense(x: Tensor, *others: Tensor) -> bool:
-    """Whether these are matrices of one shape without gaps, which C can take."""
-    for m in (x, *others):
+def _like(x: Tensor, *others: Tensor) -> bool:
+    """Whether these matrices are of the shape of `x` and without gaps, for C to take."""
+    for m in others:
         if m.shape != x.shape or not m.is_contiguous():
             return False
-    return takes(x, *others)
+    return still_reads(x, *others)

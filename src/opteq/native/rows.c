@@ -18,10 +18,11 @@ static size_t smaller(size_t a, size_t b) { return a < b ? a : b; }
 
 struct rows_observe {
     const float *image; size_t image_apart; const float *x; size_t x_apart; float *f; size_t f_apart; float *g;
-    size_t g_apart, rows, n; double *squares; int threads;
+    size_t g_apart, rows, n; double *norms; int first, last, threads;
 };
 
-// f = image and g = image - x; adds the squared norms of each row of g and of f, which lie side by side, to `squares`.
+// f = image and g = image - x; `norms` gets those of each row of g and of f, which lie side by side. An image may come in
+// several parts, whose squares are added up from the first to the last.
 // Returns -1 if there was no memory.
 int64_t opteq_rows_observe(const struct rows_observe *a) {
     size_t rows = a->rows, n = a->n, stretches = (n + STRETCH - 1) / STRETCH;
@@ -45,9 +46,11 @@ int64_t opteq_rows_observe(const struct rows_observe *a) {
             sums[2 * (row * stretches + s)] = moved;
             sums[2 * (row * stretches + s) + 1] = size;
         }
-    for (size_t row = 0; row < rows; row++)
-        for (size_t s = 0; s < stretches; s++)
-            for (int j = 0; j < 2; j++) a->squares[2 * row + j] += sums[2 * (row * stretches + s) + j];
+    for (size_t i = 0; i < 2 * rows; i++) {
+        double sum = a->first ? 0 : a->norms[i];
+        for (size_t s = 0; s < stretches; s++) sum += sums[2 * (i / 2 * stretches + s) + i % 2];
+        a->norms[i] = a->last ? sqrt(sum) : sum;
+    }
     free(sums);
     return 0;
 }

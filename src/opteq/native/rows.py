@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opteq.native.calling import call
 from opteq.native.registering import operator
-from opteq.native.serving import reads, takes
+from opteq.native.serving import still_reads
 
 
 def row_norms(x: Tensor) -> Tensor:
@@ -30,7 +30,7 @@ def row_products(p: Tensor, q: Tensor) -> Tensor:
     return torch.bmm(p[:, None], q[:, None].mT)[:, 0, 0].double()
 
 
-def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> Tensor:
+def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor, in_c: bool) -> Tensor:
     """Write an image into `f` and its difference to `x` into `g`, and measure both.
 
     Args:
@@ -38,6 +38,7 @@ def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> Tensor:
         x: `(batch, n)`.
         f: where the image goes.
         g: where the difference goes.
+        in_c: whether compiled code `reads` such matrices, asked once for a solve.
 
     Returns:
         `norms` of `g` and `f`.
@@ -45,28 +46,31 @@ def observe(image: Sequence[Tensor], x: Tensor, f: Tensor, g: Tensor) -> Tensor:
     widths = [part.shape[1] for part in image]
     # What does not fit PyTorch is to refuse: here it would be read beyond its end.
     fits = x.shape == f.shape == g.shape and all(part.shape[0] == x.shape[0] for part in image)
-    if fits and reads(*image, x, f, g):
-        squares = x.new_zeros(x.shape[0], 2, dtype=torch.float64)
+    if in_c and fits and still_reads(*image, x, f, g):
+        found = x.new_empty(x.shape[0], 2, dtype=torch.float64)
         whole = widths == [x.shape[1]]
         places = [(x, f, g)] if whole else zip(*(t.split(widths, 1) for t in (x, f, g)), strict=True)
-        for part, place in zip(image, places, strict=True):
-            _observe(part, *place, squares)
-        return squares.sqrt_()
+        for k, (part, place) in enumerate(zip(image, places, strict=True)):
+            _observe(part, *place, found, k == 0, k == len(image) - 1)
+        return found
     for place, part in zip(f.split(widths, 1), image, strict=True):
         place.copy_(part)
     torch.sub(f, x, out=g)
     return norms(g, f)
 
 
-@operator("rows_observe(Tensor image, Tensor x, Tensor(a!) f, Tensor(b!) g, Tensor(c!) squares) -> ()")
-def _observe(image: Tensor, x: Tensor, f: Tensor, g: Tensor, squares: Tensor) -> None:
+@operator(
+    "rows_observe(Tensor image, Tensor x, Tensor(a!) f, Tensor(b!) g, Tensor(c!) norms, bool first,"
+    " bool last) -> ()"
+)
+def _observe(image: Tensor, x: Tensor, f: Tensor, g: Tensor, *norms: Any) -> None:
     places = (image, image.stride(0), x, x.stride(0), f, f.stride(0), g, g.stride(0))
-    call("rows_observe", "PNPNPNPN2NPi", *places, *x.shape, squares)
+    call("rows_observe", "PNPNPNPN2NP3i", *places, *x.shape, *norms)
 
 
-def hold(x: Tensor, following: Tensor, active: Tensor) -> Tensor:
+def hold(x: Tensor, following: Tensor, active: Tensor, in_c: bool) -> Tensor:
     """The rows of `following`, in new memory, and those of `x` where a row is no longer active."""
-    if following.shape == x.shape and reads(x, following):
+    if in_c and following.shape == x.shape and still_reads(x, following):
         return _hold(x, following, active)
     # Under autocast a map may change the dtype from one iterate to the next.
     return torch.where(active[:, None], following.to(x.dtype), x)
@@ -90,6 +94,7 @@ def judge(
     scale: float,
     tol: float,
     tiny: float,
+    in_c: bool,
 ) -> tuple[Tensor, int, int]:
     """Enter one evaluation: rows that have reached the tolerance or are no longer finite stop, in place.
 
@@ -102,12 +107,13 @@ def judge(
         scale: factor on residuals.
         tol: relative residual at which a row stops.
         tiny: the least size that residuals are relative to.
+        in_c: whether compiled code `takes` tensors, asked once for a solve.
 
     Returns:
         `(batch,)` relative residuals, NaN for rows that had stopped; the number of rows that go on, and of
         those that are not finite, lately or since long.
     """
-    if norms.is_cpu and takes():
+    if in_c:
         return _judge(norms, active, converged, taken, step, scale, tol, tiny)
     changes, sizes = norms.unbind(1)
     # Finite is asked of the change: where T(z) = 0 and z is not, the residual is rightly infinite.

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from opteq.errors import ConfigError
 from opteq.native.rows import hold, norms, observe
+from opteq.native.serving import reads
 from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.solvers.progress import Progress
 from opteq.solvers.space import Space
@@ -132,7 +133,8 @@ def find_fixed_point(
     # What is said of the solve is in float32 at least.
     wide = torch.promote_types(x.dtype, torch.float32)
     tiny = torch.finfo(wide).tiny
-    progress = Progress(len(x), x.device, solver.tol, solver.max_steps, residual_scale, tiny)
+    in_c = reads(x)
+    progress = Progress(len(x), x.device, solver.tol, solver.max_steps, residual_scale, tiny, in_c)
     # Under autocast the map may run in low precision; the solver's own products may not.
     device = x.device.type
     in_full = (
@@ -143,7 +145,7 @@ def find_fixed_point(
         """`f` and `g`, and the norms of the rows of `g` and of `f`."""
         if keeper:
             f, g = keeper.rooms
-            return f, g, observe(space.parts(image), x, f, g)
+            return f, g, observe(space.parts(image), x, f, g, in_c)
         f = space.flatten(image)
         g = torch.sub(f, x, out=buffer)
         return f, g, norms(g, f)
@@ -167,7 +169,7 @@ def find_fixed_point(
             following = advance(x, f, g, sizes)
         if going < x.shape[0]:
             # Those that have stopped stay where they are, which spares them a place of their own.
-            following = hold(x, following, progress.active)
+            following = hold(x, following, progress.active, in_c)
         previous, x = x, following
 
     info = progress.info(wide)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from opteq.native.conjugate import descend, turn
 from opteq.native.rows import row_norms, row_products
+from opteq.native.serving import takes
 from opteq.results import SolveInfo
 from opteq.solvers.base import check_tolerance
 
@@ -59,15 +60,16 @@ def conjugate_gradients(
     active = ~(rr <= goal)
     steps = torch.zeros(len(b), dtype=torch.long, device=b.device)
     history, going = [rr.clone()], int(active.sum())
+    in_c = takes(x, r, p) and x.is_contiguous() and r.is_contiguous() and p.is_contiguous()
     while len(history) <= max_steps and going:
         ap = matvec(p) if metric is None else matvec(p, mp)
         # No curvature means that the matrix is not positive definite (or not finite): stop there.
-        lengths, seen = descend(x, r, p, ap, mp, rr, active, steps)
+        lengths, seen = descend(x, r, p, ap, mp, rr, active, steps, in_c)
         if follow is not None:
             follow(lengths * size)
         del ap  # its memory is the next one's
         measured = r if metric is None else metric(r)
-        going = turn(p, mp, r, measured, rr, goal, active, seen)
+        going = turn(p, mp, r, measured, rr, goal, active, seen, in_c)
         history.append(seen)
     residuals = torch.stack(history, dim=1).sqrt_().to(size.dtype)
     # A right-hand side that is not finite gives a solution that is not.

@@ -19,6 +19,7 @@ class Progress:
         max_steps: most evaluations.
         scale: factor on residuals.
         tiny: the least size that residuals are relative to.
+        in_c: whether compiled code keeps it.
 
     Attributes:
         active: `(batch,)` which samples go on.
@@ -26,9 +27,16 @@ class Progress:
     """
 
     def __init__(
-        self, batch: int, device: torch.device, tol: float, max_steps: int, scale: float, tiny: float
+        self,
+        batch: int,
+        device: torch.device,
+        tol: float,
+        max_steps: int,
+        scale: float,
+        tiny: float,
+        in_c: bool,
     ) -> None:
-        self.tol, self.scale, self.tiny = tol, scale, tiny
+        self._options = (scale, tol, tiny, in_c)
         self.active = torch.ones(batch, dtype=torch.bool, device=device)
         self.steps = 0
         self._converged = torch.zeros_like(self.active)
@@ -46,7 +54,7 @@ class Progress:
         """
         self.steps += 1
         kept = (self.active, self._converged, self._taken)
-        residuals, going, lost = judge(norms, *kept, self.steps, self.scale, self.tol, self.tiny)
+        residuals, going, lost = judge(norms, *kept, self.steps, *self._options)
         self._residuals.append(residuals)
         return going, lost
 
