@@ -12,7 +12,7 @@ from opteq.operators.bound import BoundOperator, same
 from opteq.operators.norms.base import Weights
 from opteq.tensors.lanczos import largest_ritz_pair
 from opteq.tensors.once import once
-from opteq.tensors.tracing import refuse_tangents, refuse_transforms, tracing, unrecorded
+from opteq.tensors.tracing import forward_mode, refuse_tangents, refuse_transforms, tracing, unrecorded
 
 # Lanczos steps that follow the weights in training, and those between restarts of a settled estimate.
 _TRAIN_STEPS, _SETTLED_STEPS, _RESTARTS = 10, 20, 50
@@ -123,26 +123,28 @@ class _Norm(torch.autograd.Function):
         ctx.bound = bound.with_tensors(())
         saved = vector, image / norm.clamp(min=torch.finfo(norm.dtype).tiny), *weights
         ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        if forward_mode():  # unlike what is for backward it is not let go of
+            ctx.save_for_forward(*saved)
         return norm
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
         _, _, *moves = tangents
-        pairs = zip(_Norm._gradients(ctx), moves, strict=True)
+        pairs = zip(_Norm._gradients(ctx.bound, *ctx.saved_tensors), moves, strict=True)
         return torch.stack([(g * t).sum() for g, t in pairs if t is not None]).sum()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        _, _, *weights = ctx.saved_tensors
-        refuse_tangents(lambda: tuple(weights))
-        return (None, None, *(grad_outputs[0] * once(g, weights) for g in _Norm._gradients(ctx)))
+        saved = ctx.saved_tensors  # checkpoints allow to look once
+        weights = saved[2:]
+        refuse_tangents(lambda: weights)
+        gradients = _Norm._gradients(ctx.bound, *saved)
+        return (None, None, *(grad_outputs[0] * once(g, weights) for g in gradients))
 
     @staticmethod
-    def _gradients(ctx: Any) -> Weights:
-        vector, direction, *weights = ctx.saved_tensors
+    def _gradients(bound: BoundOperator, vector: Tensor, direction: Tensor, *weights: Tensor) -> Weights:
         with torch.no_grad(), torch.autocast(vector.device.type, enabled=False):
-            bound = ctx.bound.with_tensors(tuple(w.detach() for w in weights))
+            bound = bound.with_tensors(tuple(w.detach() for w in weights))
             return bound.weight_gradient((vector, direction))
 
 

@@ -71,10 +71,15 @@ def refuse_tracing() -> None:
     """
     if tracing():
         raise ConfigError(
-            "The solve of an equilibrium cannot be traced, since the number of its steps depends on the"
+            "opteq's solve of an equilibrium cannot be traced, since the number of its steps depends on the"
             " input; trace a layer with gradient=Unrolled(steps), which takes the same steps for all."
         )
     refuse_transforms()
+
+
+def forward_mode() -> bool:
+    """Whether forward-mode differentiation is at work."""
+    return forward_ad._current_level >= 0
 
 
 def transforming() -> bool:
@@ -103,7 +108,7 @@ def refuse_samples(x: Tensor) -> None:
             "opteq's layers take a batch as it is, and look at its numbers, which torch.vmap does not allow;"
             " call them on the whole batch instead."
         )
-    tangent = None if forward_ad._current_level < 0 else forward_ad.unpack_dual(x).tangent
+    tangent = forward_ad.unpack_dual(x).tangent if forward_mode() else None
     if tangent is not None and is_legacy_batchedtensor(tangent):
         raise ConfigError(
             "opteq's layers take one tangent at a time; leave out vectorize=True or strategy='forward-mode':"
@@ -117,9 +122,7 @@ def refuse_tangents(tensors: Callable[[], tuple[Tensor, ...]]) -> None:
     Raises:
         ConfigError: if there are any, for forward-mode differentiation.
     """
-    if forward_ad._current_level < 0:
-        return
-    if any(forward_ad.unpack_dual(t).tangent is not None for t in tensors()):
+    if forward_mode() and any(forward_ad.unpack_dual(t).tangent is not None for t in tensors()):
         raise ConfigError(_REVERSE_ALONE)
 
 
