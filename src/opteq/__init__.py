@@ -33,6 +33,7 @@ from opteq.operators.dense import Dense
 from opteq.operators.norms.almost_orthogonal import AlmostOrthogonal
 from opteq.operators.norms.ceiling import Ceiling
 from opteq.operators.norms.orthogonal import Orthogonal
+from opteq.operators.norms.shift_isometry import ShiftIsometry
 from opteq.operators.norms.unconstrained import Unconstrained
 from opteq.operators.norms.weight_normalised import WeightNormalised
 from opteq.operators.resample import AveragePool
@@ -87,6 +88,7 @@ __all__ = [
     "PolynomialKernel",
     "RandomFeatureHSIC",
     "Regularised",
+    "ShiftIsometry",
     "SigmoidKernel",
     "SimilarityMap",
     "SquaredNorm",

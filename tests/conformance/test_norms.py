@@ -23,6 +23,7 @@ from opteq import (
     OptEqUnit,
     Orthogonal,
     OrthogonalStart,
+    ShiftIsometry,
     Unconstrained,
     UniformStart,
     WeightNormalised,
@@ -38,6 +39,7 @@ WAYS: list[NormControl] = [
     Ceiling(),
     AlmostOrthogonal(),
     Orthogonal(),
+    ShiftIsometry(),
     WeightNormalised(),
     Unconstrained(),
 ]
@@ -57,11 +59,12 @@ def drawn(seed: int, way: NormControl) -> tuple[LinearOperator, tuple[int, ...]]
     sides = draw.randint(1, 6), draw.randint(1, 6)
     if kind == "dense":
         return Dense(a, b, norm=way, start=start), (a,)
-    if kind == "separable" and not isinstance(way, Orthogonal):
+    if kind == "separable" and not isinstance(way, Orthogonal | ShiftIsometry):
         return DepthwiseSeparableConv2d(a, b, k, norm=way, start=start), (a, *sides)
     groups = draw.randint(2, 3) if kind == "grouped" else 1
-    # An orthogonal convolution of one channel to a group is refused.
+    # Those of one channel to a group are refused, coming in or going out.
     a = max(a, 2) if isinstance(way, Orthogonal) else a
+    b = max(b, 2) if isinstance(way, ShiftIsometry) else b
     return Conv2d(groups * a, groups * b, k, groups, norm=way, start=start), (groups * a, *sides)
 
 
@@ -157,16 +160,20 @@ def test_copies(way: NormControl, tmp_path: Path):
 
 
 @pytest.mark.parametrize("size", [3, 5])
-@pytest.mark.parametrize("channels", [(4, 7), (5, 5), (6, 4)], ids=str)
-def test_orthogonal_convolutions_keep_lengths_on_a_torus(size: int, channels: tuple[int, int]):
+@pytest.mark.parametrize("channels", [(4, 7), (5, 5), (6, 4), (8, 30)], ids=str)
+@pytest.mark.parametrize("way", [Orthogonal(), ShiftIsometry()], ids=repr)
+def test_orthogonal_convolutions_keep_lengths_on_a_torus(
+    way: NormControl, size: int, channels: tuple[int, int]
+):
     torch.manual_seed(0)
     inside, out = channels
-    operator = disturbed(Conv2d(inside, out, size, norm=Orthogonal()).double(), 3)
+    operator = disturbed(Conv2d(inside, out, size, norm=way).double(), 3)
     (kernel,) = operator.weights
     transform = torch.fft.fft2(kernel, s=(9, 9)).permute(2, 3, 0, 1)
     values = torch.linalg.svdvals(transform)
     torch.testing.assert_close(values, torch.ones_like(values), rtol=1e-9, atol=1e-9)
-    assert kernel.abs().amax((0, 1)).min() > 1e-3  # every pixel of the kernel is in use
+    used = min(out, size**2) if isinstance(way, ShiftIsometry) else size**2
+    assert (kernel.abs().amax((0, 1)) > 1e-3).sum() == used
 
 
 @pytest.mark.parametrize("way", [Orthogonal(), AlmostOrthogonal()], ids=repr)

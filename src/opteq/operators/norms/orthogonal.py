@@ -33,34 +33,46 @@ class Orthogonal(Nonexpansive):
 
     def install(self, operator: nn.Module) -> None:
         stored: Tensor = operator.weight.detach()  # type: ignore[union-attr, assignment]
-        half = stored.shape[-1] // 2 if stored.dim() == 4 else 0
-        middle = stored if stored.dim() == 2 else stored[..., half, half]
-        matrices = middle.unflatten(0, (getattr(operator, "groups", 1), -1)).double()
-        if (torch.linalg.matrix_rank(matrices) < min(matrices.shape[1:])).any():
-            raise ConfigError("An orthogonal operator needs a start of full rank, such as OrthogonalStart().")
+        middle = middle_of(operator)
         if stored.dim() == 2:
             return
         groups, channels, size = getattr(operator, "groups", 1), stored.shape[1], stored.shape[2]
+        half = size // 2
         if channels == 1 and size > 1:
             raise ConfigError(
                 "An orthogonal convolution of one input channel to a group can only be a shift; use another"
                 " `norm`, such as AlmostOrthogonal(), or fewer groups."
             )
-        operator.weight = nn.Parameter(stored[:, :, half : half + 1, half : half + 1].clone())
+        operator.weight = nn.Parameter(middle)
         # For each group, pair of convolutions and axis: the columns of P's span, then those of I - P.
         bases = torch.linalg.qr(torch.randn(groups, half, 2, channels, channels)).Q
         operator.register_parameter("spans", nn.Parameter(bases.to(stored).contiguous()))
 
     def contracted(self, operator: nn.Module, stored: Tensor) -> Tensor:
         if stored.dim() == 2:
-            return _orthonormal(stored) * rounding(stored)
-        middle = _orthonormal(stored[..., 0, 0].unflatten(0, (getattr(operator, "groups", 1), -1)))
+            return orthonormal(stored) * rounding(stored)
+        middle = orthonormal(stored[..., 0, 0].unflatten(0, (getattr(operator, "groups", 1), -1)))
         across, down = (_shifts(part) for part in operator.spans.to(stored).unbind(2))  # type: ignore[union-attr]
         kernel = torch.einsum("goa,gyab,gxbc->gocyx", middle, down, across).flatten(0, 1)
         return kernel * rounding(kernel)
 
 
-def _orthonormal(matrix: Tensor) -> Tensor:
+def middle_of(operator: nn.Module) -> Tensor:
+    """A copy of a matrix, or of the middle of a kernel, `(out, in, 1, 1)`, to be made orthogonal.
+
+    Raises:
+        ConfigError: if it has not full rank, in each group by itself.
+    """
+    stored: Tensor = operator.weight.detach()  # type: ignore[union-attr, assignment]
+    half = tuple(slice(n // 2, n // 2 + 1) for n in stored.shape[2:])
+    middle = stored[(..., *half)].clone()
+    matrices = middle.flatten(1).unflatten(0, (getattr(operator, "groups", 1), -1)).double()
+    if (torch.linalg.matrix_rank(matrices) < min(matrices.shape[1:])).any():
+        raise ConfigError("An orthogonal operator needs a start of full rank, such as OrthogonalStart().")
+    return middle
+
+
+def orthonormal(matrix: Tensor) -> Tensor:
     """The `Q` of `QR` with a positive diagonal of `R`, of the transpose where that is taller."""
     tall = matrix.shape[-2] >= matrix.shape[-1]
     q, r = torch.linalg.qr(matrix if tall else matrix.mT)
