@@ -108,7 +108,8 @@ def test_what_is_not_solved_to_a_tolerance_is_exact(make, errors):
 @every_map
 def test_certificates_are_exact(make, errors):
     torch.manual_seed(0)
-    layer, x = EquilibriumLayer(make(), Anderson(1e-3)).eval(), torch.randn(2, 3)
+    layer = EquilibriumLayer(make(), Anderson(1e-3), on_unconverged="count").eval()
+    x = torch.randn(2, 3)
     solve = layer.solve
 
     def unseen(x, trace=False):
@@ -152,7 +153,7 @@ class Own(nn.Module):
 def test_modules_of_others_are_called_as_they_are(errors):
     torch.manual_seed(0)
     stem, x = nn.Sequential(Own(), nn.Identity()), torch.randn(2, 3)
-    EquilibriumLayer(OptEqUnit(Dense(4, 9), stem), Anderson(1e-3))(x)
+    EquilibriumLayer(OptEqUnit(Dense(4, 9), stem), Anderson(1e-3), Implicit(1e-3))(x)
     assert sorted(set(errors)) == [0.0, 1e-3]
     assert errors.count(0.0) == 1
     with pytest.raises(TypeError, match="error"):
@@ -169,5 +170,5 @@ def test_a_solve_starts_as_roughly_as_it_goes_on(solver, monkeypatch):
 
     monkeypatch.setattr(OptEqEquation, "first_iterate", observed)
     # So many hidden units are solved in the state, whose first iterate it takes.
-    EquilibriumLayer(OptEqUnit(Dense(3, 9), Dense(4, 9)), solver)(torch.randn(2, 4))
+    EquilibriumLayer(OptEqUnit(Dense(3, 9), Dense(4, 9)), solver, Implicit(1e-3))(torch.randn(2, 4))
     assert seen == [1e-3]

@@ -30,7 +30,7 @@ from tests.conformance.reference import jacobian, random, spectral_norm
 GAMMA = 0.5
 
 
-class Gaussian(nn.Module):
+class GaussianByHand(nn.Module):
     def __init__(self, operator: nn.Module) -> None:
         super().__init__()
         self.W = operator
@@ -43,7 +43,7 @@ def gaussian_pair(W, U, channels: int) -> tuple[SimilarityMap, GaussianMap]:
     """The same model by autograd and by formulas, with the same weights."""
     torch.manual_seed(0)
     known = GaussianMap(W, U, gamma=GAMMA, bias=False, max_norm=None).double()
-    own = SimilarityMap(Gaussian(copy.deepcopy(known.W)), copy.deepcopy(U), channels).double()
+    own = SimilarityMap(GaussianByHand(copy.deepcopy(known.W)), copy.deepcopy(U), channels).double()
     return own, known
 
 

@@ -290,7 +290,7 @@ def test_the_feed_forward_body_is_equation_1_with_as_many_parameters():
 
 
 def test_bad_input_is_refused():
-    with pytest.raises(ConfigError, match="per branch, got 3 and 2"):
+    with pytest.raises(ConfigError, match=r"per branch, got \[4, 4, 4\] and \(1, 2\)"):
         Unit(8, (4, 4, 4), reductions=(1, 2))
     with pytest.raises(ConfigError, match="at least one branch"):
         Unit(8, ())
