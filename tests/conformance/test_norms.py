@@ -159,6 +159,15 @@ def test_copies(way: NormControl, tmp_path: Path):
         assert torch.equal(other(x), operator(x))
 
 
+@every_way
+def test_memory_formats_change_nothing(way: NormControl):
+    torch.manual_seed(0)
+    operator, x = Conv2d(4, 6, groups=2, norm=way).eval(), torch.randn(2, 4, 5, 5)
+    expected = operator.bind((4, 5, 5), 0.9)(x)
+    moved = operator.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(moved.bind((4, 5, 5), 0.9)(x), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("channels", [(4, 7), (5, 5), (6, 4), (8, 30)], ids=str)
 @pytest.mark.parametrize("way", [Orthogonal(), ShiftIsometry()], ids=repr)

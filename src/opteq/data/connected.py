@@ -62,13 +62,14 @@ class ConnectedPixels(ImageDataModule):
             )
         if not 0 < open_share < 1:
             raise ConfigError(f"Expected `open_share` between 0 and 1, got {open_share}.")
-        self.image_size, self.test_size = size, test_size
+        self.size = self.image_size = size
+        self.test_size = test_size
         self.train_images, self.test_images = train_images, test_images
         self.open_share = open_share
 
     def read(self, split: Literal["train", "val", "test"]) -> ArrayImages:
         count = self.train_images if split == "train" else self.test_images
-        size = self.test_size if split == "test" else int(self.image_size)
+        size = self.test_size if split == "test" else self.size
         return ArrayImages(*mazes(count, size, self.open_share, _SEEDS[split]))
 
     def _preprocess(self, augmented: bool) -> Any:

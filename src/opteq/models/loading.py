@@ -16,6 +16,8 @@ from opteq.system.files import write_file, write_json
 WEIGHTS = "model.safetensors"
 CARD = "model.json"
 
+_PRETRAINED = Path(__file__).parent / "pretrained"
+
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
@@ -41,14 +43,17 @@ class ModelCard:
 
     @classmethod
     def read(cls, run: str | Path) -> Self:
-        """Read the card in the folder of a run.
+        """Read the card in the folder of a run, or of a pretrained network.
 
         Raises:
             ConfigError: There is none, or it is damaged.
         """
-        path = Path(run) / CARD
+        path = _folder(run) / CARD
         if not path.is_file():
-            raise ConfigError(f"{run} holds no trained model ({CARD}); give the folder of a finished run.")
+            raise ConfigError(
+                f"{run} holds no trained model ({CARD}); give the folder of a finished run, or the name of"
+                f" a pretrained network: {', '.join(pretrained())}."
+            )
         try:
             return cls(**json.loads(path.read_text(encoding="utf-8")))
         except (ValueError, TypeError) as error:
@@ -64,13 +69,13 @@ def save_network(folder: Path, network: nn.Module, card: ModelCard) -> None:
 
 
 def load(run: str | Path, trust: bool = False) -> nn.Module:
-    """Load the network of a finished run in eval mode, on the CPU.
+    """Load the network of a finished run, or a pretrained one, in eval mode, on the CPU.
 
     Only tensors are read. Only classes of opteq and modules of `torch.nn` are built, so that loading executes
     no foreign code, unless the run is trusted: then its model may have any classes that can be imported.
 
     Args:
-        run: Folder of the run, for example `"runs/digits"`.
+        run: Folder of the run, for example `"runs/digits"`, or a name in `pretrained()`, for example `"digits"`.
         trust: Whether to import and build what it names.
 
     Raises:
@@ -78,7 +83,7 @@ def load(run: str | Path, trust: bool = False) -> nn.Module:
     """
     if not isinstance(run, str | Path):
         raise ConfigError(f"Expected `run` to be the folder of a run, such as 'runs/digits', got {run!r}.")
-    folder = Path(run)
+    folder = _folder(run)
     network = build(ModelCard.read(folder).network, trust)
     if not isinstance(network, nn.Module):
         raise ConfigError(f"{folder / CARD} does not describe a network.")
@@ -87,3 +92,14 @@ def load(run: str | Path, trust: bool = False) -> nn.Module:
     except (OSError, RuntimeError, SafetensorError) as error:
         raise ConfigError(f"{folder / WEIGHTS} is missing, truncated or of another model: {error}") from error
     return network.eval()
+
+
+def pretrained() -> list[str]:
+    """Names of the networks whose weights come with opteq, each that of the preset it was trained by."""
+    return sorted(path.parent.name for path in _PRETRAINED.glob(f"*/{CARD}"))
+
+
+def _folder(run: str | Path) -> Path:
+    """A folder of one's own comes before a pretrained network of its name."""
+    folder = Path(run)
+    return _PRETRAINED / folder if not folder.exists() and str(run) in pretrained() else folder

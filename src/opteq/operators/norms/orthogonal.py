@@ -46,13 +46,16 @@ class Orthogonal(Nonexpansive):
         operator.weight = nn.Parameter(middle)
         # For each group, pair of convolutions and axis: the columns of P's span, then those of I - P.
         bases = torch.linalg.qr(torch.randn(groups, half, 2, channels, channels)).Q
-        operator.register_parameter("spans", nn.Parameter(bases.to(stored).contiguous()))
+        # Not of five dimensions, which `to(memory_format=torch.channels_last)` would refuse.
+        operator.register_parameter("spans", nn.Parameter(bases.to(stored).flatten(0, 2).contiguous()))
 
     def contracted(self, operator: nn.Module, stored: Tensor) -> Tensor:
         if stored.dim() == 2:
             return orthonormal(stored) * rounding(stored)
-        middle = orthonormal(stored[..., 0, 0].unflatten(0, (getattr(operator, "groups", 1), -1)))
-        across, down = (_shifts(part) for part in operator.spans.to(stored).unbind(2))  # type: ignore[union-attr]
+        groups = getattr(operator, "groups", 1)
+        middle = orthonormal(stored[..., 0, 0].unflatten(0, (groups, -1)))
+        spans = operator.spans.to(stored).unflatten(0, (groups, -1, 2))  # type: ignore[union-attr, operator]
+        across, down = (_shifts(part) for part in spans.unbind(2))
         kernel = torch.einsum("goa,gyab,gxbc->gocyx", middle, down, across).flatten(0, 1)
         return kernel * rounding(kernel)
 
