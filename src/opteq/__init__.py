@@ -1,5 +1,7 @@
 """Optimization-induced equilibrium models for PyTorch."""
 
+from typing import TYPE_CHECKING
+
 from opteq import native
 from opteq.gradients.implicit import Implicit
 from opteq.gradients.onestep import OneStep
@@ -46,6 +48,9 @@ from opteq.solvers.sam import SAM
 from opteq.system.memory import keep_freed_memory
 from opteq.theory.certificates import certify
 from opteq.theory.robustness import robust_radius
+
+if TYPE_CHECKING:
+    from opteq.models.loading import load as load
 
 __all__ = [
     "HSIC",

@@ -75,7 +75,8 @@ def load(run: str | Path, trust: bool = False) -> nn.Module:
     no foreign code, unless the run is trusted: then its model may have any classes that can be imported.
 
     Args:
-        run: Folder of the run, for example `"runs/digits"`, or a name in `pretrained()`, for example `"digits"`.
+        run: Folder of the run, for example `"runs/digits"`, or a name in `pretrained()`, such as
+            `"digits"`.
         trust: Whether to import and build what it names.
 
     Raises:
