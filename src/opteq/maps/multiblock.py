@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, eliminated
-from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
+from opteq.options import check_kind
 from opteq.results import Certificate, State, largest, tensors_of
 
 
@@ -33,8 +33,7 @@ class MultiBlockOptEq(EquilibriumMap):
 
     def __init__(self, deep: DeepOptEq) -> None:
         super().__init__()
-        if not isinstance(deep, DeepOptEq):
-            raise ConfigError(f"Expected `deep` to be a DeepOptEq, got {type(deep).__name__}.")
+        check_kind(DeepOptEq, "deep", deep, "a DeepOptEq")
         self.deep = deep
 
     @property

@@ -20,11 +20,10 @@ from opteq.equation import (
     SymmetricForm,
     symmetric_psd,
 )
-from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, expect_operator
 from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
-from opteq.options import is_number
+from opteq.options import check_positive
 from opteq.results import Certificate, State
 from opteq.tensors.layouts import zero_state
 from opteq.tensors.slopes import Slopes
@@ -68,8 +67,7 @@ class OptEqUnit(EquilibriumMap):
     ) -> None:
         super().__init__()
         expect_operator(W, "W")
-        if not (is_number(mu) and mu > 0):
-            raise ConfigError(f"Expected `mu` to be positive and finite, got {mu!r}.")
+        check_positive("mu", mu)
         check_max_norm(max_norm)
         self.W = W
         self.injection = Injection(U, W.out_channels, bias)

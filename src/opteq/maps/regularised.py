@@ -14,7 +14,7 @@ from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.maps.chain import ChainEquation
 from opteq.objectives.batch_regularisers import BatchRegulariser
 from opteq.objectives.regularisers import Regulariser, squared_norm
-from opteq.options import is_number
+from opteq.options import check_choice, check_kind, check_positive
 from opteq.results import Certificate, State
 from opteq.tensors.held import CONSTANT
 
@@ -50,12 +50,9 @@ class Regularised(EquilibriumMap):
     ) -> None:
         super().__init__()
         expect_map(map)
-        if not isinstance(regulariser, Regulariser):
-            raise ConfigError(f"Expected `regulariser` to be one such as SquaredNorm(), got {regulariser!r}.")
-        if not (is_number(gamma) and gamma > 0):
-            raise ConfigError(f"Expected `gamma` to be positive and finite, got {gamma!r}.")
-        if form not in _FORMS:
-            raise ConfigError(f"Expected `form` to be one of {', '.join(_FORMS)}, got {form!r}.")
+        check_kind(Regulariser, "regulariser", regulariser, "one such as SquaredNorm()")
+        check_positive("gamma", gamma)
+        check_choice("form", form, _FORMS)
         if form == "prox":
             regulariser.prox(torch.zeros(1, 1), gamma)  # refuses where there is none
         elif regulariser.convex:

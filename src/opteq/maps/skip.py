@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
-from opteq.options import check_flag, is_number
+from opteq.options import check, check_flag, is_number
 from opteq.results import Certificate, State, map_state
 
 
@@ -26,8 +26,7 @@ class SkipWeight(nn.Module):
 
     def __init__(self, alpha: float, learn: bool = False) -> None:
         super().__init__()
-        if not (is_number(alpha) and 0 < alpha <= 1):
-            raise ConfigError(f"Expected `alpha` in (0, 1], got {alpha!r}.")
+        check(is_number(alpha) and 0 < alpha <= 1, "alpha", alpha, "in (0, 1]")
         check_flag("learn_alpha", learn)
         if learn and alpha == 1:
             raise ConfigError("A learned `alpha` starts inside (0, 1), not at 1; start at 0.99 instead.")

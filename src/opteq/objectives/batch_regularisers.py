@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError
 from opteq.objectives.regularisers import Regulariser
+from opteq.options import check_count, check_positive
 
 
 class BatchRegulariser(nn.Module, Regulariser):
@@ -125,8 +126,7 @@ class HSIC(BatchRegulariser):
 
     def __init__(self, bandwidth: float = 1.0) -> None:
         super().__init__()
-        if not bandwidth > 0:
-            raise ConfigError(f"Expected `bandwidth` to be positive, got {bandwidth}.")
+        check_positive("bandwidth", bandwidth)
         self.bandwidth = float(bandwidth)
 
     def value(self, z: Tensor) -> Tensor:
@@ -174,10 +174,8 @@ class RandomFeatureHSIC(BatchRegulariser):
 
     def __init__(self, features: int = 16, bandwidth: float = 1.0, seed: int = 0) -> None:
         super().__init__()
-        if features < 1:
-            raise ConfigError(f"Expected `features` to be at least 1, got {features}.")
-        if not bandwidth > 0:
-            raise ConfigError(f"Expected `bandwidth` to be positive, got {bandwidth}.")
+        check_count("features", features)
+        check_positive("bandwidth", bandwidth)
         self.features, self.bandwidth, self.seed = features, float(bandwidth), seed
 
     def value(self, z: Tensor) -> Tensor:

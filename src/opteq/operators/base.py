@@ -13,6 +13,7 @@ from opteq.operators.bound import BoundOperator, NormMemo
 from opteq.operators.estimate import NormEstimate
 from opteq.operators.norms.base import NormControl, Weights
 from opteq.operators.norms.ceiling import Ceiling
+from opteq.options import check_kind
 
 # Times the ceiling: from where the norm of a stored weight is brought down, and to what: above it,
 # since the estimate is from below.
@@ -40,9 +41,7 @@ class LinearOperator(nn.Module, ABC):
     def __init__(self, norm: NormControl | None = None) -> None:
         super().__init__()
         norm = Ceiling() if norm is None else norm
-        if not isinstance(norm, NormControl):
-            raise ConfigError(f"Expected `norm` to be a way such as AlmostOrthogonal(), got {norm!r}.")
-        self.norm_control = norm
+        self.norm_control = check_kind(NormControl, "norm", norm, "a way such as AlmostOrthogonal()")
         # Both are derived from the weights, so neither is saved or copied with them.
         self._estimate, self._memo = NormEstimate(), NormMemo()
         self._ceiling = math.inf
