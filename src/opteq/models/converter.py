@@ -18,11 +18,11 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.chain import ChainEquation
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.optequnit import OptEqUnit
-from opteq.operators.base import FixedOperator, LinearOperator
+from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.operators.conv import Conv2d
 from opteq.operators.dense import Dense
-from opteq.operators.norms.base import Nonexpansive, Weights
+from opteq.operators.norms.base import Weights
 from opteq.solvers.picard import Picard
 
 _PASSED_OVER = nn.Dropout | nn.Dropout2d | nn.Identity
@@ -119,38 +119,23 @@ class BoundSlots(BoundOperator):
         return (1 + self.inner.quick_norm_bound().square()).sqrt()
 
 
-class Nothing(FixedOperator):
-    """`U = 0`: the injection of a layer that sees the input through its predecessors only."""
+class Nothing(nn.Module):
+    """`U = 0`: the injection of a layer that sees the input through its predecessors only.
 
-    def __init__(self, in_channels: int, out_channels: int, sides: tuple[str, ...]) -> None:
-        super().__init__(Nonexpansive())
-        self.in_channels, self.out_channels, self.sides = in_channels, out_channels, sides
+    Args:
+        channels: of the zeros.
+    """
 
-    def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundNothing:
-        return BoundNothing((), domain, error, self._memo, self.out_channels)
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
 
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(len(x), self.channels, *x.shape[2:])
 
-@dataclass(frozen=True, eq=False)
-class BoundNothing(BoundOperator):
-    """`x ↦ 0`."""
-
-    out_channels: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x.new_zeros(len(x), self.out_channels, *x.shape[2:])
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        return y.new_zeros(len(y), *self.domain[:1], *y.shape[2:])
-
-    def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
-        return ()
-
-    @property
-    def codomain(self) -> tuple[int, ...]:
-        return (self.out_channels, *self.domain[1:])
-
-    def quick_norm_bound(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float64)
+    def lipschitz(self, x: Tensor) -> float:
+        """The constant of a constant map."""
+        return 0.0
 
 
 def from_feedforward(network: nn.Module) -> ConvertedClassifier:
@@ -176,20 +161,20 @@ def from_feedforward(network: nn.Module) -> ConvertedClassifier:
         ConfigError: if a part cannot be converted; the message names it.
     """
     stem, layers, head = _read(network)
-    inputs, sides = layers[0].operator.in_channels, layers[0].operator.sides
+    sides = layers[0].operator.sides
     widths = [1, *(layer.operator.out_channels for layer in layers)]
     ends = list(accumulate(widths))
     slots = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
     state = ends[-1]
 
-    forget = OptEqUnit(Slots(state, sides, slots[0]), Nothing(inputs, 1, sides), bias=False, max_norm=None)
+    forget = OptEqUnit(Slots(state, sides, slots[0]), Nothing(1), bias=False, max_norm=None)
     units = [forget]
     for index, layer in enumerate(layers, start=1):
         if index == 1:
             W, U = Slots(state, sides, slots[1]), layer.operator
         else:
             W = Slots(state, sides, slots[index], slots[index - 1], layer.operator)
-            U = Nothing(inputs, widths[index], sides)
+            U = Nothing(widths[index])
         unit = OptEqUnit(W, U, layer.activation, bias=False, max_norm=None)
         unit.injection.bias = layer.bias
         unit.norm_checked = True  # the equilibrium exists whatever the norms

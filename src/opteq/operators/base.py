@@ -126,16 +126,6 @@ class LinearOperator(nn.Module, ABC):
         return {**super().__getstate__(), **fresh}  # type: ignore[misc]
 
 
-class FixedOperator(LinearOperator, ABC):
-    """An operator without weights, such as resampling."""
-
-    weight_count = 0
-
-    @property
-    def weights(self) -> Weights:
-        return ()
-
-
 def _run_pre_hooks(operator: LinearOperator) -> None:
     """Run what sets the weights anew before each use, as pruning and the older `weight_norm` do."""
     name = type(operator).__name__
