@@ -47,9 +47,9 @@ class LinearOperator(nn.Module, ABC):
         self._ceiling = math.inf
 
     @property
-    @abstractmethod
     def weights(self) -> Weights:
-        """The weights before they are scaled to a ceiling."""
+        """The weights before they are scaled to a ceiling, by default one, from the parameter `weight`."""
+        return (self.norm_control.weight(self),)
 
     @abstractmethod
     def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundOperator:

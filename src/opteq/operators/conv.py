@@ -68,10 +68,6 @@ class Conv2d(LinearOperator):
         self.weight = initial_weight(shape, start, groups)
         self.norm_control.install(self)
 
-    @property
-    def weights(self) -> Weights:
-        return (self.norm_control.weight(self),)
-
     def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundConv2d:
         return BoundConv2d(weights, domain, error, self._memo, self.groups)
 

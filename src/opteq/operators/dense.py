@@ -44,10 +44,6 @@ class Dense(LinearOperator):
         self.weight = initial_weight((out_channels, in_channels), start)
         self.norm_control.install(self)
 
-    @property
-    def weights(self) -> Weights:
-        return (self.norm_control.weight(self),)
-
     def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundDense:
         return BoundDense(weights, domain, error, self._memo)
 
