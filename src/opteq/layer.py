@@ -16,12 +16,11 @@ from opteq.errors import ConfigError, ConvergenceError, NonFiniteError, ShapeErr
 from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, attach
 from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap, expect_map
-from opteq.native.rows import row_norms
 from opteq.options import check_choice, check_flag, check_kind
 from opteq.results import Solution, SolveInfo, State, Trace, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
-from opteq.solvers.space import Space
+from opteq.solvers.space import relative_change
 from opteq.tensors.tracing import refuse_samples, refuse_tangents, refuse_tracing, tracing, untraced
 
 _CURES = {
@@ -158,14 +157,10 @@ def trace_iteration(equation: Equation, steps: int) -> Trace:
     """Residual and hidden objective of `steps` plain iterations from the initial state."""
     equation = equation.detach()
     z = equation.initial()
-    space = Space(z)
     residuals, energies = [], []
     for _ in range(steps + 1):
         following = equation(z)
-        flat = space.flatten(following)
-        size = row_norms(flat)
-        change = row_norms(flat - space.flatten(z))
-        residuals.append(change / size.clamp(min=torch.finfo(size.dtype).tiny))
+        residuals.append(relative_change(z, following))
         if equation.objective is not None:
             energies.append(equation.objective(z))
         z = following

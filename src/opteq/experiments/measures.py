@@ -20,8 +20,7 @@ from opteq.evaluation.branchstudy import RELATED_SAMPLES, has_branches, relation
 from opteq.evaluation.corruptions import corrupted_accuracy
 from opteq.evaluation.scores import detection, known_divergence, reliability, unknown_divergence
 from opteq.evaluation.trace import first_call
-from opteq.native.rows import row_norms
-from opteq.solvers.space import Space
+from opteq.solvers.space import relative_change
 
 REPEATS = 9
 
@@ -66,11 +65,7 @@ def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, fl
             return {}
         layer, x = call
         value = layer(x)
-        following = layer.map.bind(x)(value)
-        space = Space(value)
-        image = space.flatten(following)
-        change = row_norms(image - space.flatten(value))
-    return {"residual": float((change / row_norms(image)).mean())}
+        return {"residual": float(relative_change(value, layer.map.bind(x)(value)).mean())}
 
 
 def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
