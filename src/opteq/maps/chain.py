@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm, eliminated
-from opteq.results import Certificate, combined, largest
+from opteq.results import Certificate, combined, largest, squared_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +87,7 @@ class ChainEquation(Equation[Tensor]):
         assert second.objective is not None
         v = first(state)
         p = second(v)
-        return second.objective(v) - 0.5 * (v - p).square().flatten(1).sum(1) + first.objective(p)
+        return second.objective(v) - 0.5 * squared_norm(v - p) + first.objective(p)
 
     def curvature(self, state: Tensor | None = None) -> Certificate:
         """The larger one of two units: `E_1 + F_2` is convex if both of their Jacobians are at most 1."""

@@ -13,7 +13,7 @@ from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, el
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
 from opteq.options import check_kind
-from opteq.results import Certificate, State, largest, tensors_of
+from opteq.results import Certificate, State, largest, squared_norm, tensors_of
 
 
 class MultiBlockOptEq(EquilibriumMap):
@@ -76,10 +76,10 @@ class MultiBlockEquation(Equation):
 
     def _corollary1(self, state: State) -> Tensor:
         points = self(state)
-        total = 0.5 * _squares(points[0] - points[-1])
+        total = 0.5 * squared_norm(points[0] - points[-1])
         for unit, z, p in zip(self.units, _shifted(state), points, strict=True):
             assert unit.objective is not None
-            total = total + unit.objective(z) - 0.5 * _squares(z - p)
+            total = total + unit.objective(z) - 0.5 * squared_norm(z - p)
         return total
 
     def contraction(self, state: State | None = None) -> Certificate:
@@ -159,7 +159,3 @@ def _shifted(state: State) -> tuple[Tensor, ...]:
 def _tensor(state: State) -> Tensor:
     assert isinstance(state, Tensor)
     return state
-
-
-def _squares(x: Tensor) -> Tensor:
-    return x.square().flatten(1).sum(1)

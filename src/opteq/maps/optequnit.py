@@ -24,7 +24,7 @@ from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, 
 from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.options import check_positive
-from opteq.results import Certificate, State
+from opteq.results import Certificate, State, squared_norm
 from opteq.tensors.layouts import zero_state
 from opteq.tensors.slopes import Slopes
 
@@ -199,7 +199,7 @@ class OptEqEquation(Equation[Tensor]):
 
     def _dual(self, state: Tensor) -> Tensor:
         potential = self.activation.potential(self.preactivation(state))
-        return 0.5 * state.square().flatten(1).sum(1) - potential.flatten(1).sum(1) / self.mu
+        return 0.5 * squared_norm(state) - potential.flatten(1).sum(1) / self.mu
 
     def contraction(self, state: Tensor | None = None) -> Certificate:
         """`L_σ ‖W‖² / μ`, with `‖W‖` replaced by its bound; the same everywhere."""
@@ -228,7 +228,7 @@ class OptEqEquation(Equation[Tensor]):
         """
         z = self.pool(hidden)
         terms = self.activation.penalty(hidden) + 0.5 * hidden.square() - self.injection * hidden
-        return terms.flatten(1).sum(1) / self.mu - 0.5 * z.square().flatten(1).sum(1)
+        return terms.flatten(1).sum(1) / self.mu - 0.5 * squared_norm(z)
 
 
 class OptEqLinearization(Linearization[Tensor]):

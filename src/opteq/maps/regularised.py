@@ -13,9 +13,9 @@ from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.maps.chain import ChainEquation
 from opteq.objectives.batch_regularisers import BatchRegulariser
-from opteq.objectives.regularisers import Regulariser, squared_norm
+from opteq.objectives.regularisers import Regulariser
 from opteq.options import check_choice, check_kind, check_positive
-from opteq.results import Certificate, State
+from opteq.results import Certificate, State, squared_norm
 from opteq.tensors.held import CONSTANT
 
 _FORMS = ("gradient", "prox")

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from opteq.equation import Equation
 from opteq.errors import ConfigError
+from opteq.results import squared_norm
 from opteq.solvers.linear import conjugate_gradients
 from opteq.solvers.space import Space
 
@@ -57,8 +58,8 @@ class Envelope:
         v = self._preimage(z)
         p = gradient_of_potential(self.equation, v)
         # Fenchel's equality at p = ∇ψ(v): φ(p) = ψ*(p) - ½‖p‖² = Q(v) - ½‖v - p‖².
-        phi = _objective(self.equation, v) - 0.5 * _squares(v - p)
-        return self.alpha * (phi + 0.5 * _squares(z - p) / (1 - self.alpha))
+        phi = _objective(self.equation, v) - 0.5 * squared_norm(v - p)
+        return self.alpha * (phi + 0.5 * squared_norm(z - p) / (1 - self.alpha))
 
     def _preimage(self, z: Tensor) -> Tensor:
         space = Space(z)
@@ -110,7 +111,3 @@ def gradient_of_potential(equation: Equation, v: Tensor) -> Tensor:
 def _objective(equation: Equation, v: Tensor) -> Tensor:
     assert equation.objective is not None
     return equation.objective(v)
-
-
-def _squares(x: Tensor) -> Tensor:
-    return x.square().flatten(1).sum(1)
