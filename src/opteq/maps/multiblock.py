@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, eliminated
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
 from opteq.options import check_kind
@@ -48,18 +48,18 @@ class MultiBlockOptEq(EquilibriumMap):
 class MultiBlockEquation(Equation):
     """`z_i = f_i(z_{i-1})`, `i = 1 … L`, with `z_L` called `z_0`."""
 
-    units: tuple[Equation, ...]
+    units: tuple[Equation[Tensor], ...]
 
     def initial(self) -> tuple[Tensor, ...]:
         # The block before unit i has the shape that unit i starts from.
-        starts = tuple(_tensor(unit.initial()) for unit in self.units)
+        starts = tuple(unit.initial() for unit in self.units)
         return (*starts[1:], starts[0])
 
     def first_iterate(self) -> tuple[Tensor, ...]:
-        return tuple(_tensor(unit.first_iterate()) for unit in self.units)
+        return tuple(unit.first_iterate() for unit in self.units)
 
     def __call__(self, state: State) -> tuple[Tensor, ...]:
-        return tuple(_tensor(u(z)) for u, z in zip(self.units, _shifted(state), strict=True))
+        return tuple(u(z) for u, z in zip(self.units, _shifted(state), strict=True))
 
     @property
     def objective(self) -> Callable[[State], Tensor] | None:
@@ -100,24 +100,38 @@ class MultiBlockEquation(Equation):
 class _BlockLinearization(Linearization):
     """`J = SP` with `S = diag(J_1, …, J_L)`."""
 
-    def __init__(self, parts: list[Linearization], summable: bool) -> None:
+    def __init__(self, parts: list[Linearization[Tensor]], summable: bool) -> None:
         self._parts, self._summable = parts, summable
 
     @property
     def image(self) -> tuple[Tensor, ...]:
-        return tuple(_tensor(part.image) for part in self._parts)
+        return tuple(part.image for part in self._parts)
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        return self._two_blocks() if self._summable and len(self._parts) == 2 else None
+        if not self._summable or len(self._parts) != 2:
+            return None
+        # u_1 = g_1 + J_2 u_0 leaves u_0 = g_0 + J_1 u_1, see `eliminated`; the first block of v stays zero.
+        first, second = self._parts
+
+        def on_second(product: Callable[[Tensor], Tensor]) -> Callable[[State], State]:
+            return lambda v: (torch.zeros_like(tensors_of(v)[0]), product(tensors_of(v)[1]))
+
+        def enter(g: State) -> State:
+            g_1, g_0 = tensors_of(g)
+            return torch.zeros_like(g_1), g_0 + first.jvp(g_1)
+
+        def leave(v: State, g: State) -> State:
+            v_0 = tensors_of(v)[1]
+            return tensors_of(g)[0] + second.jvp(v_0), v_0
+
+        return SymmetricForm(on_second(first.jvp), enter, leave, metric=on_second(second.jvp))
 
     def jvp(self, tangent: State) -> tuple[Tensor, ...]:
-        return tuple(_tensor(part.jvp(v)) for part, v in zip(self._parts, _shifted(tangent), strict=True))
+        return tuple(part.jvp(v) for part, v in zip(self._parts, _shifted(tangent), strict=True))
 
     def vjp(self, cotangent: State) -> tuple[Tensor, ...]:
-        first, *others = (
-            _tensor(part.vjp(u)) for part, u in zip(self._parts, tensors_of(cotangent), strict=True)
-        )
+        first, *others = (part.vjp(u) for part, u in zip(self._parts, tensors_of(cotangent), strict=True))
         return (*others, first)
 
     def pullback(self, cotangent: State) -> Gradients:
@@ -126,36 +140,8 @@ class _BlockLinearization(Linearization):
             gradients += part.pullback(u)
         return gradients
 
-    def _two_blocks(self) -> SymmetricForm:
-        # u_1 = g_1 + J_2 u_0 is eliminated from u_0 = g_0 + J_1 u_1; the first block of v stays zero.
-        first, second = self._parts
-        form = eliminated(first.jvp, second.jvp)
-
-        def reduced(g: tuple[Tensor, ...]) -> State:
-            return g[1] + _tensor(first.jvp(g[0]))
-
-        def on_second(product: Callable[[State], State]) -> Callable[[State], State]:
-            return lambda v: (torch.zeros_like(tensors_of(v)[0]), _tensor(product(tensors_of(v)[1])))
-
-        def leave(v: State, g: State) -> State:
-            g, v_0 = tensors_of(g), tensors_of(v)[1]
-            return g[0] + _tensor(second.jvp(v_0)), _tensor(form.leave(v_0, reduced(g)))
-
-        assert form.metric is not None
-        return SymmetricForm(
-            matvec=on_second(form.matvec),
-            enter=lambda g: (torch.zeros_like(tensors_of(g)[0]), _tensor(reduced(tensors_of(g)))),
-            leave=leave,
-            metric=on_second(form.metric),
-        )
-
 
 def _shifted(state: State) -> tuple[Tensor, ...]:
     """`P z̃`: what each unit receives."""
     blocks = tensors_of(state)
     return (blocks[-1], *blocks[:-1])
-
-
-def _tensor(state: State) -> Tensor:
-    assert isinstance(state, Tensor)
-    return state
