@@ -89,10 +89,10 @@ class SkipEquation(Equation[Tensor]):
         return self.inner.initial()
 
     def first_iterate(self) -> Tensor:
-        return self._blend(self.inner.initial(), self.inner.first_iterate())
+        return _blend(self.inner.initial(), self.inner.first_iterate(), self.alpha)
 
     def __call__(self, state: Tensor) -> Tensor:
-        return self._blend(state, self.inner(state))
+        return _blend(state, self.inner(state), self.alpha)
 
     def reformulate(self, gradient: bool = False) -> Reformulation[Tensor]:
         """That of `T`, with the same fixed points and, where `0 ⪯ J ⪯ I`, the stronger contraction."""
@@ -136,9 +136,6 @@ class SkipEquation(Equation[Tensor]):
     def linearize(self, state: Tensor) -> Linearization[Tensor]:
         return _SkipLinearization(self.inner.linearize(state), self.alpha, state)
 
-    def _blend(self, state: Tensor, image: Tensor) -> Tensor:
-        return _blend(state, image, self.alpha)
-
 
 class _SkipLinearization(Linearization[Tensor]):
     """`αJ + (1-α)I`."""
@@ -150,7 +147,7 @@ class _SkipLinearization(Linearization[Tensor]):
     def image(self) -> Tensor:
         if isinstance(self._alpha, Tensor):
             return self._state + self._alpha * self._move
-        return self._blend(self._state, self._inner.image)
+        return _blend(self._state, self._inner.image, self._alpha)
 
     @cached_property
     def _move(self) -> Tensor:
@@ -173,10 +170,10 @@ class _SkipLinearization(Linearization[Tensor]):
         return replace(form, leave=leave, pullback=pullback)
 
     def jvp(self, tangent: Tensor) -> Tensor:
-        return self._blend(tangent, self._inner.jvp(tangent))
+        return _blend(tangent, self._inner.jvp(tangent), self._alpha)
 
     def vjp(self, cotangent: Tensor) -> Tensor:
-        return self._blend(cotangent, self._inner.vjp(cotangent))
+        return _blend(cotangent, self._inner.vjp(cotangent), self._alpha)
 
     def pullback(self, cotangent: Tensor) -> Gradients:
         return self._with_alpha(self._inner.pullback(self._alpha * cotangent), cotangent)
@@ -190,9 +187,6 @@ class _SkipLinearization(Linearization[Tensor]):
         if not isinstance(self._alpha, Tensor):
             return gradients
         return (*gradients, (cotangent * self._move).sum().to(self._alpha.dtype))
-
-    def _blend(self, v: Tensor, image: Tensor) -> Tensor:
-        return _blend(v, image, self._alpha)
 
 
 def _blend(a: Tensor, b: Tensor, alpha: float | Tensor) -> Tensor:
