@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from opteq.equation import Equation, Gradients, Linearization
+from opteq.equation import AutogradLinearization, Equation, Gradients, Linearization
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.maps.chain import ChainEquation
@@ -148,20 +148,8 @@ class StepEquation(Equation[Tensor]):
         return _StepLinearization(self, state)
 
 
-class _StepLinearization(Linearization[Tensor]):
+class _StepLinearization(AutogradLinearization[Tensor]):
     """`I - γ∇²R`, or the derivative of the prox: symmetric."""
-
-    def __init__(self, equation: StepEquation, state: Tensor) -> None:
-        with torch.enable_grad():
-            self._state = state.detach().requires_grad_()
-            self._image = equation(self._state)
-
-    @property
-    def image(self) -> Tensor:
-        return self._image.detach()
-
-    def vjp(self, cotangent: Tensor) -> Tensor:
-        return torch.autograd.grad(self._image, self._state, cotangent, retain_graph=True)[0]
 
     def jvp(self, tangent: Tensor) -> Tensor:
         return self.vjp(tangent)
