@@ -10,7 +10,7 @@ from torch import Tensor
 
 from opteq.activations import Activation
 from opteq.equation import Gradients
-from opteq.native.forces import force_in_place, response_in_place
+from opteq.native.forces import forces_in_place
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.bound import BoundOperator
@@ -137,15 +137,20 @@ class GaussianSimilarity(Similarity):
 
     def _force(self, offset: Tensor) -> Tensor:
         """The image of the `e_i G r_i`. Overwrites `offset`, whose patches `-r_i` may be views of it."""
-        if isinstance(self.patches, Patches) and self.gram is not None:
-            cut = (self.patches.channels, self.patches.size)
-            forces = force_in_place(offset, self.gram, self.gamma, *cut, error=self.W.error)
-            if forces is not None:
-                return forces
+        forces = self.in_place(offset)
+        if forces is not None:
+            return forces
         residual = self.split(offset)
         projected = self.project(residual)
         product = residual * projected if projected is residual else _times(residual, projected)
         return self.merge(_times(projected, -self.weight(product.sum(-1, keepdim=True))))
+
+    def in_place(self, image: Tensor, *state: Tensor) -> Tensor | None:
+        """`forces_in_place` of compiled code, None where that is not the way."""
+        if not isinstance(self.patches, Patches) or self.gram is None:
+            return None
+        cut = (self.patches.channels, self.patches.size)
+        return forces_in_place(image, *cut, self.gram, self.gamma, *state, error=self.W.error)
 
     def _at(self, y: Tensor) -> _Distances:
         return _Distances(self, self.split(self._offset(y)))
@@ -175,10 +180,8 @@ class _GaussianLinearization(SimilarityLinearization):
 
     def product(self, v: Tensor) -> Tensor:
         s, at = self._similarity, self._at
-        lifted, response = s.W(v), None
-        if isinstance(s.patches, Patches) and s.gram is not None:
-            state, cut = (at.projected, at.weight), (s.patches.channels, s.patches.size)
-            response = response_in_place(lifted, s.gram, s.gamma, *state, *cut, error=s.W.error)
+        lifted = s.W(v)
+        response = s.in_place(lifted, at.projected, at.weight)
         if response is None:
             patches = s.split(lifted)
             response = s.merge(self._response(s.project(patches), self._overlap(patches)))
