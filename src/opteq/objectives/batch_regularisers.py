@@ -31,10 +31,6 @@ class BatchRegulariser(nn.Module, Regulariser):
         super().__init__()
         self.register_buffer("reference", None)
 
-    @property
-    def curvature(self) -> tuple[float, float] | None:
-        return None
-
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
         """`R(Z)`, a scalar."""

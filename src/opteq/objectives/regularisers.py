@@ -25,9 +25,9 @@ class Regulariser(ABC):
     batch_coupled: bool = False
 
     @property
-    @abstractmethod
     def curvature(self) -> tuple[float, float] | None:
         """`(a, b)` with `a I ⪯ ∇²R ⪯ b I`, `b = inf` for a kink; None where there are no bounds."""
+        return None
 
     @property
     def lipschitz(self) -> float | None:
