@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from torch import Tensor
 
@@ -105,10 +106,7 @@ class ChainEquation(Equation[Tensor]):
         for unit in self.units:
             bounds.append(unit.contraction(state))
             state = None if state is None else unit(state)
-        value = bounds[0].value
-        for bound in bounds[1:]:
-            value = value * bound.value
-        return combined(bounds, value)
+        return combined(bounds, reduce(Tensor.mul, [bound.value for bound in bounds]))
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
         push, pull = 0.0, 1.0

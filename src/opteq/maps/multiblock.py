@@ -135,10 +135,8 @@ class _BlockLinearization(Linearization):
         return (*others, first)
 
     def pullback(self, cotangent: State) -> Gradients:
-        gradients: Gradients = ()
-        for part, u in zip(self._parts, tensors_of(cotangent), strict=True):
-            gradients += part.pullback(u)
-        return gradients
+        pairs = zip(self._parts, tensors_of(cotangent), strict=True)
+        return tuple(gradient for part, u in pairs for gradient in part.pullback(u))
 
 
 def _shifted(state: State) -> tuple[Tensor, ...]:
