@@ -93,9 +93,10 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     check(value in choices, name, value, f"one of {', '.join(choices)}")
 
 
-def check_count(name: str, value: object) -> None:
-    """Raise a `ConfigError` unless the argument `name` is a whole number of at least 1."""
-    check(is_whole(value) and value >= 1, name, value, "a whole number of at least 1")
+def check_counts(**counts: object) -> None:
+    """Raise a `ConfigError` unless these arguments are whole numbers of at least 1."""
+    for name, value in counts.items():
+        check(is_whole(value) and value >= 1, name, value, "a whole number of at least 1")
 
 
 def check_positive(name: str, value: object) -> None:

@@ -15,7 +15,7 @@ from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.gaussiansimilarity import ADAPTIVE_NUMERATOR, GaussianSimilarity
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.operators.base import LinearOperator
-from opteq.options import check, check_count, check_flag, is_number
+from opteq.options import check, check_counts, check_flag, is_number
 from opteq.results import State
 
 # A patch that starts (nearly) at its injection must not make every other weight underflow.
@@ -78,7 +78,7 @@ class GaussianMap(EquilibriumMap):
             raise ConfigError(
                 f"Expected the {W.out_channels} channels of `W` to divide into patches of {patches.channels}."
             )
-        check_count("hidden", hidden)
+        check_counts(hidden=hidden)
         check_flag("detach_gamma", detach_gamma)
         check_max_norm(max_norm)
         self.W = W

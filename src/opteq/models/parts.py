@@ -11,14 +11,14 @@ from typing import Any
 from torch import nn
 
 from opteq.errors import ConfigError
-from opteq.options import check_count
+from opteq.options import check_counts
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def known(name: str, count: int | None) -> int:
     """`count`, or a `ConfigError` unless it is a whole number of at least 1."""
-    check_count(name, count)
+    check_counts(**{name: count})
     assert count is not None
     return count
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError
 from opteq.objectives.regularisers import Regulariser
-from opteq.options import check_count, check_positive
+from opteq.options import check_counts, check_positive
 
 
 class BatchRegulariser(nn.Module, Regulariser):
@@ -170,7 +170,7 @@ class RandomFeatureHSIC(BatchRegulariser):
 
     def __init__(self, features: int = 16, bandwidth: float = 1.0, seed: int = 0) -> None:
         super().__init__()
-        check_count("features", features)
+        check_counts(features=features)
         check_positive("bandwidth", bandwidth)
         self.features, self.bandwidth, self.seed = features, float(bandwidth), seed
 

@@ -12,7 +12,7 @@ from opteq.errors import ShapeError
 from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.operators.norms.base import Nonexpansive, Weights
-from opteq.options import check_count
+from opteq.options import check_counts
 
 
 class AveragePool(LinearOperator):
@@ -31,8 +31,7 @@ class AveragePool(LinearOperator):
 
     def __init__(self, channels: int, factor: int) -> None:
         super().__init__(Nonexpansive())
-        check_count("channels", channels)
-        check_count("factor", factor)
+        check_counts(channels=channels, factor=factor)
         self.in_channels = self.out_channels = channels
         self.factor = factor
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
-from opteq.options import check_count, check_positive
+from opteq.options import check_counts, check_positive
 from opteq.results import Certificate
 
 _MOST_FEATURES = 2**20
@@ -77,4 +77,4 @@ def truncation_bound(c: Tensor, v: Tensor, gamma: float, levels: int) -> Certifi
 
 def _check(gamma: float, levels: int) -> None:
     check_positive("gamma", gamma)
-    check_count("levels", levels)
+    check_counts(levels=levels)
