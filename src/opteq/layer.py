@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -128,11 +129,8 @@ class EquilibriumLayer(nn.Module):
             found = _found(solver, detached)
             info = found.info
             self._report("forward", info)
-            state = attach(gradient, equation, detached, found, self._report_adjoint)
+            state = attach(gradient, equation, detached, found, partial(self._report, "adjoint"))
         return equation, state, info
-
-    def _report_adjoint(self, info: SolveInfo) -> None:
-        self._report("adjoint", info)
 
     def _report(self, kind: str, info: SolveInfo) -> None:
         for log in self._logs:

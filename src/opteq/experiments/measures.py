@@ -36,20 +36,16 @@ def step_times(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     with torch.no_grad():
         inference = _median_ms(lambda: network(images))
     network.train()
-    forward, backward = [], []
+    times = []
     for _ in range(REPEATS + 1):
         start = time.perf_counter()
         loss = cross_entropy(network(images), labels)
         middle = time.perf_counter()
         loss.backward()
-        forward.append(middle - start)
-        backward.append(time.perf_counter() - middle)
-    steps = [f + b for f, b in zip(forward[1:], backward[1:], strict=True)]
-    return {
-        "inference_ms": inference,
-        "step_ms": 1000 * median(steps),
-        "backward_ms": 1000 * median(backward[1:]),
-    }
+        end = time.perf_counter()
+        times.append((end - start, end - middle))
+    step, backward = (1000 * median(column) for column in zip(*times[1:], strict=True))
+    return {"inference_ms": inference, "step_ms": step, "backward_ms": backward}
 
 
 def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, float]:

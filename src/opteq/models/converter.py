@@ -98,11 +98,9 @@ class BoundSlots(BoundOperator):
         return x
 
     def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
-        return (
-            ()
-            if self.inner is None
-            else self.inner.weight_gradient(*((x[:, self.read], y) for x, y in pairs))
-        )
+        if self.inner is None:
+            return ()
+        return self.inner.weight_gradient(*((x[:, self.read], y) for x, y in pairs))
 
     def with_tensors(self, tensors: Weights) -> Self:
         inner = None if self.inner is None else self.inner.with_tensors(tensors)
@@ -212,13 +210,9 @@ class ConvertedClassifier(nn.Module):
         """
         equation = self.equilibrium.bind(self.stem(x))
         assert isinstance(equation, ChainEquation)
-        states: list[Tensor] = []
-        z = equation.initial()
-        for unit in equation.units:
-            z = unit(z)
-            assert isinstance(z, Tensor)
-            states.append(z)
-        return states[1:]  # the first unit only forgets
+        *states, start = equation.blocks(equation.initial())
+        # The first unit only forgets.
+        return [*states[1:], equation(start)]
 
     def features(self, x: Tensor) -> Tensor:
         """The activations of the network's last layer."""

@@ -163,9 +163,7 @@ def settle_norms(module: nn.Module) -> None:
         if isinstance(weights[0], nn.Parameter) and not operator._estimate.knows(weights):
             places = [p for _, p in module.named_parameters(remove_duplicate=False) if p is weights[0]]
             # The step may have changed the norm; below the ceiling a scale would change the function.
-            norm, wanted = (
-                operator.norm(operator._estimate.domain).item(),
-                _SETTLED_EXCESS * operator._ceiling,
-            )
+            norm = operator.norm(operator._estimate.domain).item()
+            wanted = _SETTLED_EXCESS * operator._ceiling
             if len(places) == 1 and norm > wanted:
                 weights[0].mul_(wanted / norm)
