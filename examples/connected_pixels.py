@@ -1,12 +1,12 @@
 """Which pixels of a maze are connected to the red one? An equilibrium finds out, step by step.
 
-The pretrained network `connected` (`opteq fit --config connected`) has seen mazes of 16×16 pixels. Here are its
-answers after `K` plain iterations in place of the equilibrium, also for larger mazes, and how many of them are
-right: the balanced accuracy over the open pixels, 50 % for a guess. Dark blue is connected, light blue cut off.
+The pretrained network `connected` (`opteq fit --config connected`) has seen mazes of 16×16 pixels. These are
+its answers after `K` plain iterations in place of the equilibrium, for larger mazes too, and the share that
+is right: balanced accuracy over the open pixels, 50 % for a guess. Dark is connected, light is cut off.
 
     python examples/connected_pixels.py [FIGURE.png]
 
-Takes about half a minute.
+About half a minute.
 """
 
 import sys
@@ -19,7 +19,6 @@ from matplotlib.figure import Figure
 import opteq
 from opteq.data.connected import ConnectedPixels, mazes
 from opteq.data.preprocess import Preprocess
-from opteq.data.scenes import VOID
 
 SIZES, STEPS = (16, 32), (1, 10, 30, 100, 300)
 COLOURS = np.array([[0.75, 0.85, 0.95], [0.0, 0.3, 0.6]])  # cut off, connected
@@ -28,19 +27,16 @@ COLOURS = np.array([[0.75, 0.85, 0.95], [0.0, 0.3, 0.6]])  # cut off, connected
 @torch.no_grad()
 def answers(network: torch.nn.Module, images: torch.Tensor) -> dict[str, torch.Tensor]:
     """The class of every pixel after each number of iterations, and at the equilibrium."""
-    x, _ = Preprocess(ConnectedPixels.normalization)((images, torch.empty(0)))
-    layer = network.body
-    layer.solver = replace(layer.solver, tol=1e-4, max_steps=1000)
-    features = network.stem(x)
-    found, equation = {}, layer.bind(features)
+    x, _ = Preprocess(ConnectedPixels.normalization)((images, None))
+    layer, features, found = network.body, network.stem(x), {}
+    equation = layer.bind(features)
     z = equation.initial()
     for step in range(1, STEPS[-1] + 1):
         z = equation(z)
         if step in STEPS:
             found[f"K = {step}"] = network.head(z).argmax(1)
-    solution = layer.solve(features)
-    assert solution.info.converged.all()
-    found["equilibrium"] = network.head(solution.value).argmax(1)
+    layer.solver = replace(layer.solver, tol=1e-4, max_steps=1000)
+    found["equilibrium"] = network.head(layer(features)).argmax(1)
     return found
 
 
@@ -58,22 +54,18 @@ def painted(image: torch.Tensor, classes: torch.Tensor) -> np.ndarray:
 
 
 def main(path: str = "connected_pixels.png", count: int = 100) -> dict[int, dict[str, float]]:
-    network = opteq.load("connected")
-    scores = {}
+    network, scores = opteq.load("connected"), {}
     figure = Figure(figsize=(9, 3.2), layout="constrained")
-    rows = figure.subplots(len(SIZES), len(STEPS) + 3)
-    for size, axes in zip(SIZES, rows, strict=True):
+    for size, row in zip(SIZES, figure.subplots(len(SIZES), len(STEPS) + 3), strict=True):
         images, truth = mazes(count, size, open_share=0.62, seed=5)
         found = answers(network, images)
         scores[size] = {name: balanced(classes, truth) for name, classes in found.items()}
         print(f"{size}×{size}:", ", ".join(f"{name} {100 * s:.1f} %" for name, s in scores[size].items()))
-        shown = int((truth == 1).sum((1, 2)).sub((truth != VOID).sum((1, 2)) // 2).abs().argmin())
-        pictures = {"maze": images[shown].movedim(0, -1).numpy()}
-        pictures |= {
-            f"{name}\n{scores[size][name]:.0%}": painted(images[shown], c[shown]) for name, c in found.items()
-        }
-        pictures["truth"] = painted(images[shown], truth[shown].clamp(max=1))
-        for ax, (title, picture) in zip(axes, pictures.items(), strict=True):
+        # A maze of which about half is connected.
+        n = int(((truth == 1).sum((1, 2)) - (truth == 0).sum((1, 2))).abs().argmin())
+        titles = ["maze", *(f"{name}\n{score:.0%}" for name, score in scores[size].items()), "truth"]
+        pictures = [painted(images[n], classes[n]) for classes in (*found.values(), truth.clamp(max=1))]
+        for ax, title, picture in zip(row, titles, [images[n].movedim(0, -1), *pictures], strict=True):
             ax.imshow(picture)
             ax.set_title(title, fontsize=8)
             ax.axis("off")

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError
+from opteq.options import require
 from opteq.tensors.slopes import PositivePart, Slopes
 
 
@@ -138,10 +139,7 @@ class LeakyReLU(Activation):
     lipschitz = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.slope < 1:
-            raise ConfigError(
-                f"Expected `slope` in (0, 1), got {self.slope}; use ReLU for 0 and Identity for 1."
-            )
+        require(0 < self.slope < 1, self, "slope", "in (0, 1) (use ReLU for 0 and Identity for 1)")
 
     def __call__(self, a: Tensor) -> Tensor:
         return F.leaky_relu(a, self.slope)
@@ -245,8 +243,7 @@ class SoftThreshold(Activation):
     lipschitz = 1.0
 
     def __post_init__(self) -> None:
-        if self.threshold < 0:
-            raise ConfigError(f"Expected `threshold` to be at least 0, got {self.threshold}.")
+        require(self.threshold >= 0, self, "threshold", "at least 0")
 
     def __call__(self, a: Tensor) -> Tensor:
         return F.softshrink(a, self.threshold)
@@ -325,8 +322,7 @@ class StronglyMonotone(Activation):
     lipschitz = 1.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.slope < 1:
-            raise ConfigError(f"Expected `slope` in (0, 1), got {self.slope}.")
+        require(0 < self.slope < 1, self, "slope", "in (0, 1)")
 
     def __call__(self, a: Tensor) -> Tensor:
         return self.slope * a + (1 - self.slope) * _softplus(a)

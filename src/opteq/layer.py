@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,13 @@ from opteq.equation import Equation
 from opteq.errors import ConfigError, ConvergenceError, NonFiniteError, ShapeError
 from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, attach
 from opteq.gradients.implicit import Implicit
-from opteq.maps.base import EquilibriumMap
-from opteq.native.rows import row_norms
-from opteq.options import check_flag
+from opteq.maps.base import EquilibriumMap, expect_map
+from opteq.options import check_choice, check_flag, check_kind
 from opteq.results import Solution, SolveInfo, State, Trace, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
-from opteq.solvers.space import Space
+from opteq.solvers.space import relative_change
 from opteq.tensors.tracing import refuse_samples, refuse_tangents, refuse_tracing, tracing, untraced
-
-Kind = TypeVar("Kind")
 
 _CURES = {
     "forward": "Raise `max_steps`, loosen `tol`, or lower the norm of the operators.",
@@ -65,18 +62,15 @@ class EquilibriumLayer(nn.Module):
     ) -> None:
         super().__init__()
         gradient = Implicit() if gradient is None else gradient
-        _expect(map, EquilibriumMap, "map", "an equilibrium map such as OptEqUnit(W, U)")
-        _expect(gradient, GradientMethod, "gradient", _GRADIENT)
+        expect_map(map)
+        check_kind(GradientMethod, "gradient", gradient, _GRADIENT)
         if isinstance(gradient, DirectMethod):
             if solver is not None:
                 raise ConfigError(f"{type(gradient).__name__} replaces the solve; leave out `solver`.")
         else:
             solver = Anderson() if solver is None else solver
-            _expect(solver, Solver, "solver", _SOLVER)
-        if on_unconverged not in ("count", "warn", "raise"):
-            raise ConfigError(
-                f"Expected `on_unconverged` to be count, warn or raise, got {on_unconverged!r}."
-            )
+            check_kind(Solver, "solver", solver, _SOLVER)
+        check_choice("on_unconverged", on_unconverged, ("count", "warn", "raise"))
         self.map, self.solver, self.gradient = map, solver, gradient
         self.on_unconverged = on_unconverged
         # Parts of the gradient method that are modules follow the layer's mode, device and state.
@@ -125,8 +119,8 @@ class EquilibriumLayer(nn.Module):
         else:
             refuse_tracing()
             # Both may have been assigned since the layer was made.
-            gradient = _expect(self.gradient, AdjointMethod, "gradient", _GRADIENT)
-            solver = _expect(self.solver, Solver, "solver", _SOLVER)
+            gradient = check_kind(AdjointMethod, "gradient", self.gradient, _GRADIENT)
+            solver = check_kind(Solver, "solver", self.solver, _SOLVER)
             # Products need be no more exact than what is solved with them, forwards and backwards.
             equation = self.bind(x, min(solver.tol, gradient.error))
             refuse_tangents(lambda: equation.tensors)
@@ -135,11 +129,8 @@ class EquilibriumLayer(nn.Module):
             found = _found(solver, detached)
             info = found.info
             self._report("forward", info)
-            state = attach(gradient, equation, detached, found, self._report_adjoint)
+            state = attach(gradient, equation, detached, found, partial(self._report, "adjoint"))
         return equation, state, info
-
-    def _report_adjoint(self, info: SolveInfo) -> None:
-        self._report("adjoint", info)
 
     def _report(self, kind: str, info: SolveInfo) -> None:
         for log in self._logs:
@@ -164,14 +155,10 @@ def trace_iteration(equation: Equation, steps: int) -> Trace:
     """Residual and hidden objective of `steps` plain iterations from the initial state."""
     equation = equation.detach()
     z = equation.initial()
-    space = Space(z)
     residuals, energies = [], []
     for _ in range(steps + 1):
         following = equation(z)
-        flat = space.flatten(following)
-        size = row_norms(flat)
-        change = row_norms(flat - space.flatten(z))
-        residuals.append(change / size.clamp(min=torch.finfo(size.dtype).tiny))
+        residuals.append(relative_change(z, following))
         if equation.objective is not None:
             energies.append(equation.objective(z))
         z = following
@@ -229,7 +216,7 @@ def solve_log(module: nn.Module, log: SolveLog | None = None) -> Iterator[SolveL
     Raises:
         ConfigError: if `module` is no torch module.
     """
-    _expect(module, nn.Module, "module", "a torch module that holds the layers")
+    check_kind(nn.Module, "module", module, "a torch module that holds the layers")
     log = SolveLog() if log is None else log
     layers = [m for m in module.modules() if isinstance(m, EquilibriumLayer)]
     for layer in layers:
@@ -253,12 +240,6 @@ def _found(solver: Solver, equation: Equation) -> FixedPoint:
     with torch.no_grad():
         z = form.recover(found.image)
     return FixedPoint(z, z, found.info)
-
-
-def _expect(value: object, kind: type[Kind], name: str, expected: str) -> Kind:
-    if not isinstance(value, kind):
-        raise ConfigError(f"Expected `{name}` to be {expected}, got {value!r}.")
-    return value
 
 
 def _check_input(x: State, dtype: torch.dtype | None) -> None:

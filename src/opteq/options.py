@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import types
+from collections.abc import Collection
 from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -12,6 +13,7 @@ from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_typ
 from opteq.errors import ConfigError
 
 C = TypeVar("C", bound=type)
+Kind = TypeVar("Kind")
 
 # What values of the plain types may be: a whole number is a number, numpy's numbers are too.
 _PLAIN = {bool: bool, int: Integral, float: Real, str: str, type(None): type(None)}
@@ -72,16 +74,39 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, Integral) and type(value) is not bool
 
 
-def check_count(name: str, value: object) -> None:
-    """Raise a `ConfigError` unless the argument `name` is a whole number of at least 1."""
-    if not (is_whole(value) and value >= 1):
-        raise ConfigError(f"Expected `{name}` to be a whole number of at least 1, got {value!r}.")
+def check(condition: bool, name: str, value: object, expected: str) -> None:
+    """Raise a `ConfigError` about the argument `name` unless `condition` holds."""
+    if not condition:
+        # A module is many lines, which say less than its class.
+        got = type(value).__name__ if "\n" in repr(value) else repr(value)
+        raise ConfigError(f"Expected `{name}` to be {expected}, got {got}.")
+
+
+def check_kind(kind: type[Kind], name: str, value: object, expected: str) -> Kind:
+    """`value`, or a `ConfigError` unless the argument `name` is an object of that kind."""
+    check(isinstance(value, kind), name, value, expected)
+    return value  # type: ignore[return-value]
+
+
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
+    """Raise a `ConfigError` unless the argument `name` is one of the `choices`."""
+    check(value in choices, name, value, f"one of {', '.join(choices)}")
+
+
+def check_counts(**counts: object) -> None:
+    """Raise a `ConfigError` unless these arguments are whole numbers of at least 1."""
+    for name, value in counts.items():
+        check(is_whole(value) and value >= 1, name, value, "a whole number of at least 1")
+
+
+def check_positive(name: str, value: object) -> None:
+    """Raise a `ConfigError` unless the argument `name` is a positive number."""
+    check(is_number(value) and value > 0, name, value, "positive and finite")
 
 
 def check_flag(name: str, value: object) -> None:
     """Raise a `ConfigError` unless the argument `name` is True or False."""
-    if type(value) is not bool:
-        raise ConfigError(f"Expected `{name}` to be True or False, got {value!r}.")
+    check(type(value) is bool, name, value, "True or False")
 
 
 def require(condition: bool, owner: object, name: str, expected: str) -> None:

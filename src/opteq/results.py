@@ -163,9 +163,14 @@ def sample_sums(x: Tensor) -> Tensor:
     return x.sum(tuple(range(1, x.dim())))
 
 
+def squared_norm(state: State) -> Tensor:
+    """`(batch,)` squared Euclidean norm of a state, over all branches."""
+    return torch.stack([sample_sums(t.square()) for t in tensors_of(state)]).sum(0)
+
+
 def norm(state: State) -> Tensor:
     """`(batch,)` Euclidean norm of a state, over all branches."""
-    return torch.stack([sample_sums(t.square()) for t in tensors_of(state)]).sum(0).sqrt()
+    return squared_norm(state).sqrt()
 
 
 def distance(left: State, right: State) -> Tensor:

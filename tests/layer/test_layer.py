@@ -130,7 +130,7 @@ def test_arguments_of_the_wrong_kind_are_refused():
     ):
         EquilibriumLayer(unit(), gradient=Anderson())
     with pytest.raises(
-        ConfigError, match="Expected `on_unconverged` to be count, warn or raise, got 'ignore'"
+        ConfigError, match="Expected `on_unconverged` to be one of count, warn, raise, got 'ignore'"
     ):
         EquilibriumLayer(unit(), on_unconverged="ignore")
     with pytest.raises(TypeError, match="bogus"):

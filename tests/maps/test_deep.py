@@ -285,7 +285,7 @@ def test_contraction_of_a_chain_bounds_its_jacobian():
 
 @pytest.mark.parametrize("alpha", [0, -0.1, 1.1, float("nan"), [0.5, 2.0]])
 def test_alpha_outside_its_range_is_refused(alpha):
-    with pytest.raises(ConfigError, match=r"Expected `alpha` in \(0, 1\], got"):
+    with pytest.raises(ConfigError, match=r"Expected `alpha` to be in \(0, 1\], got"):
         DeepOptEq(mixed_units(2), alpha)
 
 

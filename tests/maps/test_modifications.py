@@ -250,7 +250,7 @@ def test_the_condition_on_the_mixing_is_watched():
 def test_a_mixing_that_is_not_positive_definite_is_refused(wrong):
     with pytest.raises(ConfigError, match="symmetric positive-definite `mixing`"):
         LinearMixing(Dense(5, 4), Dense(3, 4), wrong)
-    with pytest.raises(ConfigError, match="Expected `mixing` to be a tensor, got list"):
+    with pytest.raises(ConfigError, match=r"Expected `mixing` to be a tensor, got \["):
         LinearMixing(Dense(5, 4), Dense(3, 4), [[1.0]])
     with pytest.raises(ConfigError, match=r"`mixing` of shape \(4, 4\), got \(3, 3\)"):
         LinearMixing(Dense(5, 4), Dense(3, 4), torch.eye(3))
@@ -258,7 +258,7 @@ def test_a_mixing_that_is_not_positive_definite_is_refused(wrong):
 
 @pytest.mark.parametrize("alpha", [0, 1.5, -1, True, "0.5", None, [0.5]])
 def test_alpha_of_a_skip_outside_its_range_is_refused(alpha):
-    with pytest.raises(ConfigError, match=r"Expected `alpha` in \(0, 1\]"):
+    with pytest.raises(ConfigError, match=r"Expected `alpha` to be in \(0, 1\]"):
         MoreauSkip(dense_unit(), alpha)
 
 

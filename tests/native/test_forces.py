@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from opteq import Conv2d, GaussianMap, Patches, native
-from opteq.native.forces import force_in_place, response_in_place
+from opteq.native.forces import forces_in_place
 
 # Channels and size of a patch, channels and sides of the images.
 SHAPES = [
@@ -63,7 +63,7 @@ def test_forces(cut, shape, threads):
     torch.set_num_threads(threads)
     try:
         with torch.no_grad():
-            found = force_in_place(image, gram, gamma, *cut, error=1e-4)
+            found = forces_in_place(image, *cut, gram, gamma, error=1e-4)
     finally:
         torch.set_num_threads(before)
     assert found is image
@@ -87,14 +87,14 @@ def test_responses_are_derivatives_of_the_forces(cut, shape):
     projected = residual @ gram
     weight = torch.exp(-gamma[:, None, None] * (residual * projected).sum(-1, keepdim=True))
     with torch.no_grad():
-        found = response_in_place(q, gram, gamma, projected, weight, *cut, error=1e-4)
+        found = forces_in_place(q, *cut, gram, gamma, projected, weight, error=1e-4)
     assert found is q
     assert off(found, exact) < 2e-6
 
 
 def refused(image, gram, gamma, cut=(4, 2), error=1e-4):
     before = image.detach().clone()
-    return force_in_place(image, gram, gamma, *cut, error=error) is None and torch.equal(image, before)
+    return forces_in_place(image, *cut, gram, gamma, error=error) is None and torch.equal(image, before)
 
 
 def test_what_is_for_pytorch_to_do_is_left_alone():
@@ -113,14 +113,14 @@ def test_what_is_for_pytorch_to_do_is_left_alone():
     assert refused(image, gram, gamma[:2])
     assert refused(image, gram, gamma[:1].expand(3))
     projected, weight = torch.zeros(3, 11, 16), torch.zeros(3, 12, 1)
-    assert response_in_place(image, gram, gamma, projected, weight, 4, 2, error=1e-4) is None
+    assert forces_in_place(image, 4, 2, gram, gamma, projected, weight, error=1e-4) is None
 
 
 def test_a_batch_without_samples_and_numbers_that_are_not_finite():
     image, _, gram, gamma = problem((4, 2), (8, 6, 4))
-    assert force_in_place(image[:0], gram, gamma[:0], 4, 2, error=1e-4) is not None
+    assert forces_in_place(image[:0], 4, 2, gram, gamma[:0], error=1e-4) is not None
     image[1, 0, 0, 0] = torch.nan
-    found = force_in_place(image, gram, gamma, 4, 2, error=1e-4)
+    found = forces_in_place(image, 4, 2, gram, gamma, error=1e-4)
     assert found[1, :4, :2, :2].isnan().all()
     assert found.isnan().sum() == 16
 

@@ -20,8 +20,7 @@ from opteq.evaluation.branchstudy import RELATED_SAMPLES, has_branches, relation
 from opteq.evaluation.corruptions import corrupted_accuracy
 from opteq.evaluation.scores import detection, known_divergence, reliability, unknown_divergence
 from opteq.evaluation.trace import first_call
-from opteq.native.rows import row_norms
-from opteq.solvers.space import Space
+from opteq.solvers.space import relative_change
 
 REPEATS = 9
 
@@ -37,20 +36,16 @@ def step_times(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     with torch.no_grad():
         inference = _median_ms(lambda: network(images))
     network.train()
-    forward, backward = [], []
+    times = []
     for _ in range(REPEATS + 1):
         start = time.perf_counter()
         loss = cross_entropy(network(images), labels)
         middle = time.perf_counter()
         loss.backward()
-        forward.append(middle - start)
-        backward.append(time.perf_counter() - middle)
-    steps = [f + b for f, b in zip(forward[1:], backward[1:], strict=True)]
-    return {
-        "inference_ms": inference,
-        "step_ms": 1000 * median(steps),
-        "backward_ms": 1000 * median(backward[1:]),
-    }
+        end = time.perf_counter()
+        times.append((end - start, end - middle))
+    step, backward = (1000 * median(column) for column in zip(*times[1:], strict=True))
+    return {"inference_ms": inference, "step_ms": step, "backward_ms": backward}
 
 
 def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
@@ -66,11 +61,7 @@ def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, fl
             return {}
         layer, x = call
         value = layer(x)
-        following = layer.map.bind(x)(value)
-        space = Space(value)
-        image = space.flatten(following)
-        change = row_norms(image - space.flatten(value))
-    return {"residual": float((change / row_norms(image)).mean())}
+        return {"residual": float(relative_change(value, layer.map.bind(x)(value)).mean())}
 
 
 def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]:

@@ -47,36 +47,23 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
     measures = [_find(path) for path in table.measure]
     output.mkdir(parents=True, exist_ok=True)
     with exclusive(output):
-        _reproduce(table, measures, output, options, report)
-
-
-def _reproduce(
-    table: Table,
-    measures: Sequence[Measure],
-    output: Path,
-    options: Sequence[str],
-    report: Callable[[str], None],
-) -> None:
-    _keep_plan(table, output, options)
-    todo = trainings(table)
-    for number, (row, seed) in enumerate(todo, start=1):
-        folder = output / run_name(row, seed)
-        if (folder / SCORES).is_file():
-            continue
-        if not (folder / SUMMARY).is_file():
-            _train(table, row, seed, output, options)
-        scores = read_json(folder / SUMMARY)
-        if measures:
-            data = _data(folder)
-            # A network of its own for each: a training step, timed, moves the statistics of batch norms.
-            for measure in measures:
-                scores |= measure(load(folder, trust=True), data)
-        if table.compare not in scores:
-            raise ConfigError(
-                f"There is no score {table.compare} to compare in {folder}; there are {', '.join(scores)}."
-            )
-        write_json(folder / SCORES, scores)
-        report(f"[{number}/{len(todo)}] {row.name}, seed {seed}: {table.compare} {scores[table.compare]:.4g}")
+        _keep_plan(table, output, options)
+        todo = trainings(table)
+        for number, (row, seed) in enumerate(todo, start=1):
+            folder = output / run_name(row, seed)
+            if (folder / SCORES).is_file():
+                continue
+            if not (folder / SUMMARY).is_file():
+                _train(table, row, seed, output, options)
+            scores = _scores(folder, measures)
+            if table.compare not in scores:
+                raise ConfigError(
+                    f"There is no score {table.compare} to compare in {folder};"
+                    f" there are {', '.join(scores)}."
+                )
+            write_json(folder / SCORES, scores)
+            score = f"{table.compare} {scores[table.compare]:.4g}"
+            report(f"[{number}/{len(todo)}] {row.name}, seed {seed}: {score}")
 
 
 def scores_in(table: Table, output: Path) -> dict[str, dict[int, dict[str, Any]]]:
@@ -131,9 +118,14 @@ def _find(path: str) -> Measure:
         raise ConfigError(f"There is no function {path} to measure with.") from error
 
 
-def _data(folder: Path) -> ImageDataModule:
-    """The data set of a run, ready to test on."""
-    data = build(read_yaml(folder / CONFIG)["data"], trust=True)  # trained here, from what the user named
-    data.prepare_data()
-    data.setup("test")
-    return data
+def _scores(folder: Path, measures: Sequence[Measure]) -> dict[str, Any]:
+    """What the training of a run says of itself, and what is measured on its test set."""
+    scores = read_json(folder / SUMMARY)
+    if measures:
+        data = build(read_yaml(folder / CONFIG)["data"], trust=True)  # trained here, from what the user named
+        data.prepare_data()
+        data.setup("test")
+        # A network of its own for each: a training step, timed, moves the statistics of batch norms.
+        for measure in measures:
+            scores |= measure(load(folder, trust=True), data)
+    return scores

@@ -10,11 +10,10 @@ from torch.utils.checkpoint import checkpoint
 
 from opteq.equation import Equation
 from opteq.gradients.base import DirectMethod
-from opteq.native.rows import row_norms
 from opteq.options import require, strict_options
-from opteq.results import SolveInfo, State, like, map_state, tensors_of
+from opteq.results import SolveInfo, State, like, tensors_of
 from opteq.solvers.sam import SAM
-from opteq.solvers.space import Space
+from opteq.solvers.space import relative_change
 
 
 @strict_options
@@ -51,11 +50,11 @@ class Unrolled(DirectMethod):
 
     def run(self, equation: Equation) -> tuple[State, SolveInfo]:
         z, image = equation.initial(), equation.first_iterate()
-        residuals = [_relative_change(z, image)]
+        residuals = [relative_change(z, image)]
         for k in range(2, self.steps + 1):
             z = self._follow(k - 1, z, image)
             image = self._step(equation, z)
-            residuals.append(_relative_change(z, image))
+            residuals.append(relative_change(z, image))
         z = self._follow(self.steps, z, image)
         history = torch.stack(residuals, dim=1)
         finite = ~torch.isnan(history[:, -1])  # NaN from the first iterate on that is not finite
@@ -75,11 +74,3 @@ class Unrolled(DirectMethod):
             return equation.with_tensors(inputs[count:])(like(state, inputs[:count]))
 
         return checkpoint(step, *tensors_of(state), *equation.tensors, use_reentrant=False)
-
-
-@torch.no_grad()
-def _relative_change(old: State, new: State) -> torch.Tensor:
-    space = Space(new)
-    size = row_norms(space.flatten(new))
-    change = row_norms(space.flatten(map_state(torch.sub, new, old)))
-    return change / size.clamp(min=torch.finfo(size.dtype).tiny)

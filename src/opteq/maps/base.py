@@ -13,7 +13,7 @@ from opteq.equation import Equation
 from opteq.errors import ConfigError, ShapeError
 from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
-from opteq.options import check_flag, is_number
+from opteq.options import check, check_flag, check_kind, is_number
 from opteq.results import State
 from opteq.tensors.tracing import transforming
 
@@ -48,10 +48,7 @@ class EquilibriumMap(nn.Module, ABC):
 
 def expect_map(map: object) -> None:
     """Raise a `ConfigError` unless `map` is an equilibrium map."""
-    if not isinstance(map, EquilibriumMap):
-        raise ConfigError(
-            f"Expected `map` to be an equilibrium map such as OptEqUnit(W, U), got {type(map).__name__}."
-        )
+    check_kind(EquilibriumMap, "map", map, "an equilibrium map such as OptEqUnit(W, U)")
 
 
 def bind_single(map: EquilibriumMap, x: State, error: float) -> tuple[Equation, Tensor]:
@@ -84,8 +81,7 @@ class Injection(nn.Module):
 
     def __init__(self, operator: nn.Module, channels: int, bias: bool) -> None:
         super().__init__()
-        if not isinstance(operator, nn.Module):
-            raise ConfigError(f"Expected `U` to be an opteq operator or a torch module, got {operator!r}.")
+        check_kind(nn.Module, "U", operator, "an opteq operator or a torch module")
         if isinstance(operator, LinearOperator) and operator.out_channels != channels:
             raise ConfigError(
                 f"Expected `U` to produce the {channels} channels that `W` produces,"
@@ -143,8 +139,8 @@ def expect_operator(operator: object, name: str) -> None:
 
 def check_max_norm(max_norm: object) -> None:
     """Raise a `ConfigError` unless `max_norm` is a ceiling on a norm or None."""
-    if max_norm is not None and not (is_number(max_norm) and max_norm > 0):
-        raise ConfigError(f"Expected `max_norm` to be positive or None, got {max_norm!r}.")
+    positive = is_number(max_norm) and max_norm > 0
+    check(max_norm is None or positive, "max_norm", max_norm, "positive or None")
 
 
 def check_branches(branches: object) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 
 from torch import Tensor
 
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm, eliminated
-from opteq.results import Certificate, combined, largest
+from opteq.results import Certificate, combined, largest, squared_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,7 @@ class ChainEquation(Equation[Tensor]):
         assert second.objective is not None
         v = first(state)
         p = second(v)
-        return second.objective(v) - 0.5 * (v - p).square().flatten(1).sum(1) + first.objective(p)
+        return second.objective(v) - 0.5 * squared_norm(v - p) + first.objective(p)
 
     def curvature(self, state: Tensor | None = None) -> Certificate:
         """The larger one of two units: `E_1 + F_2` is convex if both of their Jacobians are at most 1."""
@@ -105,10 +106,7 @@ class ChainEquation(Equation[Tensor]):
         for unit in self.units:
             bounds.append(unit.contraction(state))
             state = None if state is None else unit(state)
-        value = bounds[0].value
-        for bound in bounds[1:]:
-            value = value * bound.value
-        return combined(bounds, value)
+        return combined(bounds, reduce(Tensor.mul, [bound.value for bound in bounds]))
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
         push, pull = 0.0, 1.0

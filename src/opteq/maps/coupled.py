@@ -18,7 +18,7 @@ from opteq.maps.kernel import KernelMap
 from opteq.maps.optequnit import OptEqUnit
 from opteq.objectives.coupling import HeritageDiversity, check_channels
 from opteq.operators.base import LinearOperator
-from opteq.options import check_flag, is_number
+from opteq.options import check, check_choice, check_flag, check_kind, is_number
 from opteq.results import State, tensors_of
 
 _SWEEPS = ("jacobi", "gauss-seidel")
@@ -73,19 +73,15 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
                 f"Expected the branches of {type(self).__name__} to be {self.kind.__name__}s, got {names};"
                 " MOptEq takes units, KernelMOptEq kernel maps."
             )
-        if sweep not in _SWEEPS:
-            raise ConfigError(f"Expected `sweep` to be one of {', '.join(_SWEEPS)}, got {sweep!r}.")
-        if not (is_number(perturbation) and perturbation >= 0):
-            raise ConfigError(f"Expected `perturbation` to be a number of at least 0, got {perturbation!r}.")
+        check_choice("sweep", sweep, _SWEEPS)
+        size = is_number(perturbation) and perturbation >= 0
+        check(size, "perturbation", perturbation, "a number of at least 0")
         if coupling is None and not self.independent:
             raise ConfigError(
                 "Kernel maps without a coupling are independent; use Parallel instead of KernelMOptEq."
             )
         if coupling is not None:
-            if not isinstance(coupling, HeritageDiversity):
-                raise ConfigError(
-                    f"Expected `coupling` to be HeritageDiversity(...) or None, got {coupling!r}."
-                )
+            check_kind(HeritageDiversity, "coupling", coupling, "HeritageDiversity(...) or None")
             check_channels([self.channels(unit) for unit in units])
         check_flag("perturb_at_inference", perturb_at_inference)
         if perturbation:

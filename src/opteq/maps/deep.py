@@ -11,6 +11,7 @@ from opteq.maps.base import EquilibriumMap, expect_list, fast_layout
 from opteq.maps.chain import ChainEquation
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.skip import SkipEquation, SkipWeight
+from opteq.options import check_choice
 from opteq.results import State
 
 _STARTS = ("zero", "input")
@@ -48,8 +49,7 @@ class DeepOptEq(EquilibriumMap):
         alphas = list(alpha) if isinstance(alpha, Sequence) else [alpha] * len(units)
         if len(alphas) != len(units):
             raise ConfigError(f"Expected one `alpha`, or {len(units)} for as many units, got {len(alphas)}.")
-        if start not in _STARTS:
-            raise ConfigError(f"Expected `start` to be one of {', '.join(_STARTS)}, got {start!r}.")
+        check_choice("start", start, _STARTS)
         # A ModuleList does not say what it holds.
         self.units: list[OptEqUnit] = nn.ModuleList(units)  # type: ignore[assignment]
         self.skips: list[SkipWeight] = nn.ModuleList(SkipWeight(a, learn_alpha) for a in alphas)  # type: ignore[assignment]

@@ -15,7 +15,7 @@ from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.gaussiansimilarity import ADAPTIVE_NUMERATOR, GaussianSimilarity
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.operators.base import LinearOperator
-from opteq.options import check_count, check_flag, is_number
+from opteq.options import check, check_counts, check_flag, is_number
 from opteq.results import State
 
 # A patch that starts (nearly) at its injection must not make every other weight underflow.
@@ -70,15 +70,15 @@ class GaussianMap(EquilibriumMap):
     ) -> None:
         super().__init__()
         expect_operator(W, "W")
-        if gamma != "adaptive" and not (is_number(gamma) and gamma > 0):
-            raise ConfigError(f"Expected `gamma` to be a positive number or 'adaptive', got {gamma!r}.")
-        if patches is not None and not isinstance(patches, Patches):
-            raise ConfigError(f"Expected `patches` to be Patches(channels, size) or None, got {patches!r}.")
+        fits = gamma == "adaptive" or (is_number(gamma) and gamma > 0)
+        check(fits, "gamma", gamma, "a positive number or 'adaptive'")
+        fits = patches is None or isinstance(patches, Patches)
+        check(fits, "patches", patches, "Patches(channels, size) or None")
         if patches is not None and W.out_channels % patches.channels:
             raise ConfigError(
                 f"Expected the {W.out_channels} channels of `W` to divide into patches of {patches.channels}."
             )
-        check_count("hidden", hidden)
+        check_counts(hidden=hidden)
         check_flag("detach_gamma", detach_gamma)
         check_max_norm(max_norm)
         self.W = W

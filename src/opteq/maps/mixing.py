@@ -12,6 +12,7 @@ from opteq.operators.base import LinearOperator
 from opteq.operators.compose import Compose
 from opteq.operators.conv import Conv2d
 from opteq.operators.dense import Dense
+from opteq.options import check_kind
 
 
 class LinearMixing(OptEqUnit):
@@ -46,8 +47,7 @@ class LinearMixing(OptEqUnit):
     ) -> None:
         expect_operator(W, "W")
         n = W.out_channels
-        if not isinstance(mixing, Tensor):
-            raise ConfigError(f"Expected `mixing` to be a tensor, got {type(mixing).__name__}.")
+        check_kind(Tensor, "mixing", mixing, "a tensor")
         if mixing.shape != (n, n):
             raise ConfigError(f"Expected `mixing` of shape ({n}, {n}), got {tuple(mixing.shape)}.")
         factor, failed = torch.linalg.cholesky_ex(mixing)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from opteq.equation import Equation, Gradients, Linearization, SymmetricForm, eliminated
-from opteq.errors import ConfigError
+from opteq.equation import Equation, Gradients, Linearization, SymmetricForm
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
-from opteq.results import Certificate, State, largest, tensors_of
+from opteq.options import check_kind
+from opteq.results import Certificate, State, largest, squared_norm, tensors_of
 
 
 class MultiBlockOptEq(EquilibriumMap):
@@ -33,8 +33,7 @@ class MultiBlockOptEq(EquilibriumMap):
 
     def __init__(self, deep: DeepOptEq) -> None:
         super().__init__()
-        if not isinstance(deep, DeepOptEq):
-            raise ConfigError(f"Expected `deep` to be a DeepOptEq, got {type(deep).__name__}.")
+        check_kind(DeepOptEq, "deep", deep, "a DeepOptEq")
         self.deep = deep
 
     @property
@@ -49,18 +48,18 @@ class MultiBlockOptEq(EquilibriumMap):
 class MultiBlockEquation(Equation):
     """`z_i = f_i(z_{i-1})`, `i = 1 … L`, with `z_L` called `z_0`."""
 
-    units: tuple[Equation, ...]
+    units: tuple[Equation[Tensor], ...]
 
     def initial(self) -> tuple[Tensor, ...]:
         # The block before unit i has the shape that unit i starts from.
-        starts = tuple(_tensor(unit.initial()) for unit in self.units)
+        starts = tuple(unit.initial() for unit in self.units)
         return (*starts[1:], starts[0])
 
     def first_iterate(self) -> tuple[Tensor, ...]:
-        return tuple(_tensor(unit.first_iterate()) for unit in self.units)
+        return tuple(unit.first_iterate() for unit in self.units)
 
     def __call__(self, state: State) -> tuple[Tensor, ...]:
-        return tuple(_tensor(u(z)) for u, z in zip(self.units, _shifted(state), strict=True))
+        return tuple(u(z) for u, z in zip(self.units, _shifted(state), strict=True))
 
     @property
     def objective(self) -> Callable[[State], Tensor] | None:
@@ -77,10 +76,10 @@ class MultiBlockEquation(Equation):
 
     def _corollary1(self, state: State) -> Tensor:
         points = self(state)
-        total = 0.5 * _squares(points[0] - points[-1])
+        total = 0.5 * squared_norm(points[0] - points[-1])
         for unit, z, p in zip(self.units, _shifted(state), points, strict=True):
             assert unit.objective is not None
-            total = total + unit.objective(z) - 0.5 * _squares(z - p)
+            total = total + unit.objective(z) - 0.5 * squared_norm(z - p)
         return total
 
     def contraction(self, state: State | None = None) -> Certificate:
@@ -101,66 +100,46 @@ class MultiBlockEquation(Equation):
 class _BlockLinearization(Linearization):
     """`J = SP` with `S = diag(J_1, …, J_L)`."""
 
-    def __init__(self, parts: list[Linearization], summable: bool) -> None:
+    def __init__(self, parts: list[Linearization[Tensor]], summable: bool) -> None:
         self._parts, self._summable = parts, summable
 
     @property
     def image(self) -> tuple[Tensor, ...]:
-        return tuple(_tensor(part.image) for part in self._parts)
+        return tuple(part.image for part in self._parts)
 
     @property
     def symmetric(self) -> SymmetricForm | None:
-        return self._two_blocks() if self._summable and len(self._parts) == 2 else None
+        if not self._summable or len(self._parts) != 2:
+            return None
+        # u_1 = g_1 + J_2 u_0 leaves u_0 = g_0 + J_1 u_1, see `eliminated`; the first block of v stays zero.
+        first, second = self._parts
+
+        def on_second(product: Callable[[Tensor], Tensor]) -> Callable[[State], State]:
+            return lambda v: (torch.zeros_like(tensors_of(v)[0]), product(tensors_of(v)[1]))
+
+        def enter(g: State) -> State:
+            g_1, g_0 = tensors_of(g)
+            return torch.zeros_like(g_1), g_0 + first.jvp(g_1)
+
+        def leave(v: State, g: State) -> State:
+            v_0 = tensors_of(v)[1]
+            return tensors_of(g)[0] + second.jvp(v_0), v_0
+
+        return SymmetricForm(on_second(first.jvp), enter, leave, metric=on_second(second.jvp))
 
     def jvp(self, tangent: State) -> tuple[Tensor, ...]:
-        return tuple(_tensor(part.jvp(v)) for part, v in zip(self._parts, _shifted(tangent), strict=True))
+        return tuple(part.jvp(v) for part, v in zip(self._parts, _shifted(tangent), strict=True))
 
     def vjp(self, cotangent: State) -> tuple[Tensor, ...]:
-        first, *others = (
-            _tensor(part.vjp(u)) for part, u in zip(self._parts, tensors_of(cotangent), strict=True)
-        )
+        first, *others = (part.vjp(u) for part, u in zip(self._parts, tensors_of(cotangent), strict=True))
         return (*others, first)
 
     def pullback(self, cotangent: State) -> Gradients:
-        gradients: Gradients = ()
-        for part, u in zip(self._parts, tensors_of(cotangent), strict=True):
-            gradients += part.pullback(u)
-        return gradients
-
-    def _two_blocks(self) -> SymmetricForm:
-        # u_1 = g_1 + J_2 u_0 is eliminated from u_0 = g_0 + J_1 u_1; the first block of v stays zero.
-        first, second = self._parts
-        form = eliminated(first.jvp, second.jvp)
-
-        def reduced(g: tuple[Tensor, ...]) -> State:
-            return g[1] + _tensor(first.jvp(g[0]))
-
-        def on_second(product: Callable[[State], State]) -> Callable[[State], State]:
-            return lambda v: (torch.zeros_like(tensors_of(v)[0]), _tensor(product(tensors_of(v)[1])))
-
-        def leave(v: State, g: State) -> State:
-            g, v_0 = tensors_of(g), tensors_of(v)[1]
-            return g[0] + _tensor(second.jvp(v_0)), _tensor(form.leave(v_0, reduced(g)))
-
-        assert form.metric is not None
-        return SymmetricForm(
-            matvec=on_second(form.matvec),
-            enter=lambda g: (torch.zeros_like(tensors_of(g)[0]), _tensor(reduced(tensors_of(g)))),
-            leave=leave,
-            metric=on_second(form.metric),
-        )
+        pairs = zip(self._parts, tensors_of(cotangent), strict=True)
+        return tuple(gradient for part, u in pairs for gradient in part.pullback(u))
 
 
 def _shifted(state: State) -> tuple[Tensor, ...]:
     """`P z̃`: what each unit receives."""
     blocks = tensors_of(state)
     return (blocks[-1], *blocks[:-1])
-
-
-def _tensor(state: State) -> Tensor:
-    assert isinstance(state, Tensor)
-    return state
-
-
-def _squares(x: Tensor) -> Tensor:
-    return x.square().flatten(1).sum(1)

@@ -20,12 +20,11 @@ from opteq.equation import (
     SymmetricForm,
     symmetric_psd,
 )
-from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, expect_operator
 from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
-from opteq.options import is_number
-from opteq.results import Certificate, State
+from opteq.options import check_positive
+from opteq.results import Certificate, State, squared_norm
 from opteq.tensors.layouts import zero_state
 from opteq.tensors.slopes import Slopes
 
@@ -68,8 +67,7 @@ class OptEqUnit(EquilibriumMap):
     ) -> None:
         super().__init__()
         expect_operator(W, "W")
-        if not (is_number(mu) and mu > 0):
-            raise ConfigError(f"Expected `mu` to be positive and finite, got {mu!r}.")
+        check_positive("mu", mu)
         check_max_norm(max_norm)
         self.W = W
         self.injection = Injection(U, W.out_channels, bias)
@@ -201,7 +199,7 @@ class OptEqEquation(Equation[Tensor]):
 
     def _dual(self, state: Tensor) -> Tensor:
         potential = self.activation.potential(self.preactivation(state))
-        return 0.5 * state.square().flatten(1).sum(1) - potential.flatten(1).sum(1) / self.mu
+        return 0.5 * squared_norm(state) - potential.flatten(1).sum(1) / self.mu
 
     def contraction(self, state: Tensor | None = None) -> Certificate:
         """`L_σ ‖W‖² / μ`, with `‖W‖` replaced by its bound; the same everywhere."""
@@ -230,7 +228,7 @@ class OptEqEquation(Equation[Tensor]):
         """
         z = self.pool(hidden)
         terms = self.activation.penalty(hidden) + 0.5 * hidden.square() - self.injection * hidden
-        return terms.flatten(1).sum(1) / self.mu - 0.5 * z.square().flatten(1).sum(1)
+        return terms.flatten(1).sum(1) / self.mu - 0.5 * squared_norm(z)
 
 
 class OptEqLinearization(Linearization[Tensor]):

@@ -13,7 +13,7 @@ from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, inject
 from opteq.maps.similarityequation import SimilarityEquation
 from opteq.objectives.autograd import AutogradSimilarity, ordinary
-from opteq.options import check_count
+from opteq.options import check, check_counts, check_kind
 from opteq.results import Certificate, State
 
 _STATES = 3
@@ -47,13 +47,10 @@ class SimilarityMap(EquilibriumMap):
         activation: str | Activation = "relu",
     ) -> None:
         super().__init__()
-        if not callable(similarity) or isinstance(similarity, type):
-            raise ConfigError(
-                f"Expected `similarity` to be a function (y, c) or a module, got {similarity!r}."
-            )
-        if not isinstance(U, nn.Module):
-            raise ConfigError(f"Expected `U` to be an opteq operator or a torch module, got {U!r}.")
-        check_count("channels", channels)
+        fits = callable(similarity) and not isinstance(similarity, type)
+        check(fits, "similarity", similarity, "a function (y, c) or a module")
+        check_kind(nn.Module, "U", U, "an opteq operator or a torch module")
+        check_counts(channels=channels)
         self.similarity = similarity if isinstance(similarity, nn.Module) else _Function(similarity)
         self.U, self.channels = U, channels
         self.activation = get_activation(activation)

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from opteq.equation import Equation, Gradients, Linearization
+from opteq.equation import AutogradLinearization, Equation, Gradients, Linearization
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.maps.chain import ChainEquation
 from opteq.objectives.batch_regularisers import BatchRegulariser
-from opteq.objectives.regularisers import Regulariser, squared_norm
-from opteq.options import is_number
-from opteq.results import Certificate, State
+from opteq.objectives.regularisers import Regulariser
+from opteq.options import check_choice, check_kind, check_positive
+from opteq.results import Certificate, State, squared_norm
 from opteq.tensors.held import CONSTANT
 
 _FORMS = ("gradient", "prox")
@@ -50,12 +50,9 @@ class Regularised(EquilibriumMap):
     ) -> None:
         super().__init__()
         expect_map(map)
-        if not isinstance(regulariser, Regulariser):
-            raise ConfigError(f"Expected `regulariser` to be one such as SquaredNorm(), got {regulariser!r}.")
-        if not (is_number(gamma) and gamma > 0):
-            raise ConfigError(f"Expected `gamma` to be positive and finite, got {gamma!r}.")
-        if form not in _FORMS:
-            raise ConfigError(f"Expected `form` to be one of {', '.join(_FORMS)}, got {form!r}.")
+        check_kind(Regulariser, "regulariser", regulariser, "one such as SquaredNorm()")
+        check_positive("gamma", gamma)
+        check_choice("form", form, _FORMS)
         if form == "prox":
             regulariser.prox(torch.zeros(1, 1), gamma)  # refuses where there is none
         elif regulariser.convex:
@@ -151,20 +148,8 @@ class StepEquation(Equation[Tensor]):
         return _StepLinearization(self, state)
 
 
-class _StepLinearization(Linearization[Tensor]):
+class _StepLinearization(AutogradLinearization[Tensor]):
     """`I - γ∇²R`, or the derivative of the prox: symmetric."""
-
-    def __init__(self, equation: StepEquation, state: Tensor) -> None:
-        with torch.enable_grad():
-            self._state = state.detach().requires_grad_()
-            self._image = equation(self._state)
-
-    @property
-    def image(self) -> Tensor:
-        return self._image.detach()
-
-    def vjp(self, cotangent: Tensor) -> Tensor:
-        return torch.autograd.grad(self._image, self._state, cotangent, retain_graph=True)[0]
 
     def jvp(self, tangent: Tensor) -> Tensor:
         return self.vjp(tangent)

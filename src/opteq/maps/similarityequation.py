@@ -69,7 +69,7 @@ class SimilarityEquation(Equation[Tensor]):
         """The largest eigenvalue of `∇²S`: where `I - ∇²S ⪰ 0` everywhere, `G` is convex."""
         if state is None:
             return self.similarity.largest_eigenvalue_bound()
-        return largest_eigenvalue(_SimilarityLinearization(self, state).hessian, state)
+        return largest_eigenvalue(self.similarity.linearize(state).product, state)
 
     def distance_bound(self, state: Tensor) -> Certificate:
         """`κ‖y - T(y)‖` with the smaller of `1/(1 - L)`, where `T` contracts, and `1 + s/m`.
@@ -81,10 +81,8 @@ class SimilarityEquation(Equation[Tensor]):
         """
         contraction = self.contraction()
         factor = torch.where(contraction.value < 1, 1 / (1 - contraction.value), torch.inf)
-        s, modulus = (
-            self.similarity.hessian_bound().value,
-            1 - self.similarity.largest_eigenvalue_bound().value,
-        )
+        s = self.similarity.hessian_bound().value
+        modulus = 1 - self.similarity.largest_eigenvalue_bound().value
         factor = torch.minimum(factor, torch.where(modulus > 0, 1 + s / modulus, torch.inf))
         return replace(contraction, value=scaled_distance(factor, self(state), state))
 
@@ -142,25 +140,13 @@ class _SimilarityLinearization(Linearization[Tensor]):
 
     @property
     def symmetric(self) -> SymmetricForm[Tensor] | None:
-        root = self._slopes.sqrt()
-
-        def scale(v: Tensor) -> Tensor:
-            return root.times(v)
-
-        return symmetrized(scale, self.hessian, self._pullback)
+        return symmetrized(self._slopes.sqrt().times, self._hessian.product, self._hessian.pullback)
 
     def jvp(self, tangent: Tensor) -> Tensor:
-        return self._slopes.times(self.hessian(tangent))
+        return self._slopes.times(self._hessian.product(tangent))
 
     def vjp(self, cotangent: Tensor) -> Tensor:
-        return self.hessian(self._slopes.times(cotangent))
+        return self._hessian.product(self._slopes.times(cotangent))
 
     def pullback(self, cotangent: Tensor) -> Gradients:
-        return self._pullback(self._slopes.times(cotangent))
-
-    def _pullback(self, slope_times_cotangent: Tensor) -> Gradients:
-        return self._hessian.pullback(slope_times_cotangent)
-
-    def hessian(self, v: Tensor) -> Tensor:
-        """`H v`."""
-        return self._hessian.product(v)
+        return self._hessian.pullback(self._slopes.times(cotangent))

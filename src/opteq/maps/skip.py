@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
-from opteq.options import check_flag, is_number
+from opteq.options import check, check_flag, is_number
 from opteq.results import Certificate, State, map_state
 
 
@@ -26,8 +26,7 @@ class SkipWeight(nn.Module):
 
     def __init__(self, alpha: float, learn: bool = False) -> None:
         super().__init__()
-        if not (is_number(alpha) and 0 < alpha <= 1):
-            raise ConfigError(f"Expected `alpha` in (0, 1], got {alpha!r}.")
+        check(is_number(alpha) and 0 < alpha <= 1, "alpha", alpha, "in (0, 1]")
         check_flag("learn_alpha", learn)
         if learn and alpha == 1:
             raise ConfigError("A learned `alpha` starts inside (0, 1), not at 1; start at 0.99 instead.")
@@ -90,10 +89,10 @@ class SkipEquation(Equation[Tensor]):
         return self.inner.initial()
 
     def first_iterate(self) -> Tensor:
-        return self._blend(self.inner.initial(), self.inner.first_iterate())
+        return _blend(self.inner.initial(), self.inner.first_iterate(), self.alpha)
 
     def __call__(self, state: Tensor) -> Tensor:
-        return self._blend(state, self.inner(state))
+        return _blend(state, self.inner(state), self.alpha)
 
     def reformulate(self, gradient: bool = False) -> Reformulation[Tensor]:
         """That of `T`, with the same fixed points and, where `0 ⪯ J ⪯ I`, the stronger contraction."""
@@ -137,9 +136,6 @@ class SkipEquation(Equation[Tensor]):
     def linearize(self, state: Tensor) -> Linearization[Tensor]:
         return _SkipLinearization(self.inner.linearize(state), self.alpha, state)
 
-    def _blend(self, state: Tensor, image: Tensor) -> Tensor:
-        return _blend(state, image, self.alpha)
-
 
 class _SkipLinearization(Linearization[Tensor]):
     """`αJ + (1-α)I`."""
@@ -151,7 +147,7 @@ class _SkipLinearization(Linearization[Tensor]):
     def image(self) -> Tensor:
         if isinstance(self._alpha, Tensor):
             return self._state + self._alpha * self._move
-        return self._blend(self._state, self._inner.image)
+        return _blend(self._state, self._inner.image, self._alpha)
 
     @cached_property
     def _move(self) -> Tensor:
@@ -174,10 +170,10 @@ class _SkipLinearization(Linearization[Tensor]):
         return replace(form, leave=leave, pullback=pullback)
 
     def jvp(self, tangent: Tensor) -> Tensor:
-        return self._blend(tangent, self._inner.jvp(tangent))
+        return _blend(tangent, self._inner.jvp(tangent), self._alpha)
 
     def vjp(self, cotangent: Tensor) -> Tensor:
-        return self._blend(cotangent, self._inner.vjp(cotangent))
+        return _blend(cotangent, self._inner.vjp(cotangent), self._alpha)
 
     def pullback(self, cotangent: Tensor) -> Gradients:
         return self._with_alpha(self._inner.pullback(self._alpha * cotangent), cotangent)
@@ -191,9 +187,6 @@ class _SkipLinearization(Linearization[Tensor]):
         if not isinstance(self._alpha, Tensor):
             return gradients
         return (*gradients, (cotangent * self._move).sum().to(self._alpha.dtype))
-
-    def _blend(self, v: Tensor, image: Tensor) -> Tensor:
-        return _blend(v, image, self._alpha)
 
 
 def _blend(a: Tensor, b: Tensor, alpha: float | Tensor) -> Tensor:

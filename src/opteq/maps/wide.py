@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import torch
 from torch import Tensor, nn
@@ -103,15 +104,8 @@ class _MeanLinearization(Linearization[Tensor]):
 
     def pullback(self, cotangent: Tensor) -> Gradients:
         share = cotangent / len(self._parts)
-        gradients: Gradients = ()
-        for part in self._parts:
-            gradients += part.pullback(share)
-        return gradients
+        return tuple(gradient for part in self._parts for gradient in part.pullback(share))
 
 
-def _mean(states: Sequence[State]) -> Tensor:
-    total = states[0]
-    assert isinstance(total, Tensor)
-    for state in states[1:]:
-        total = torch.add(total, state)  # type: ignore[arg-type]
-    return total / len(states)
+def _mean(states: Sequence[Tensor]) -> Tensor:
+    return reduce(torch.add, states) / len(states)

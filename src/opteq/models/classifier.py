@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opteq.errors import ConfigError, ShapeError
+from opteq.errors import ShapeError
 from opteq.layer import EquilibriumLayer
+from opteq.options import check_kind
 from opteq.results import State
 
 
@@ -32,8 +33,7 @@ class ImageClassifier(nn.Module):
     def __init__(self, stem: nn.Module, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
         for name, part in (("stem", stem), ("body", body), ("head", head)):
-            if not isinstance(part, nn.Module):
-                raise ConfigError(f"Expected `{name}` to be a torch module, got {part!r}.")
+            check_kind(nn.Module, name, part, "a torch module")
         self.stem, self.body, self.head = stem, body, head
 
     @property

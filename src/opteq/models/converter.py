@@ -18,11 +18,11 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.chain import ChainEquation
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.optequnit import OptEqUnit
-from opteq.operators.base import FixedOperator, LinearOperator
+from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.operators.conv import Conv2d
 from opteq.operators.dense import Dense
-from opteq.operators.norms.base import Nonexpansive, Weights
+from opteq.operators.norms.base import Weights
 from opteq.solvers.picard import Picard
 
 _PASSED_OVER = nn.Dropout | nn.Dropout2d | nn.Identity
@@ -98,11 +98,9 @@ class BoundSlots(BoundOperator):
         return x
 
     def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
-        return (
-            ()
-            if self.inner is None
-            else self.inner.weight_gradient(*((x[:, self.read], y) for x, y in pairs))
-        )
+        if self.inner is None:
+            return ()
+        return self.inner.weight_gradient(*((x[:, self.read], y) for x, y in pairs))
 
     def with_tensors(self, tensors: Weights) -> Self:
         inner = None if self.inner is None else self.inner.with_tensors(tensors)
@@ -119,38 +117,23 @@ class BoundSlots(BoundOperator):
         return (1 + self.inner.quick_norm_bound().square()).sqrt()
 
 
-class Nothing(FixedOperator):
-    """`U = 0`: the injection of a layer that sees the input through its predecessors only."""
+class Nothing(nn.Module):
+    """`U = 0`: the injection of a layer that sees the input through its predecessors only.
 
-    def __init__(self, in_channels: int, out_channels: int, sides: tuple[str, ...]) -> None:
-        super().__init__(Nonexpansive())
-        self.in_channels, self.out_channels, self.sides = in_channels, out_channels, sides
+    Args:
+        channels: of the zeros.
+    """
 
-    def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundNothing:
-        return BoundNothing((), domain, error, self._memo, self.out_channels)
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
 
+    def forward(self, x: Tensor) -> Tensor:
+        return x.new_zeros(len(x), self.channels, *x.shape[2:])
 
-@dataclass(frozen=True, eq=False)
-class BoundNothing(BoundOperator):
-    """`x ↦ 0`."""
-
-    out_channels: int
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x.new_zeros(len(x), self.out_channels, *x.shape[2:])
-
-    def adjoint(self, y: Tensor) -> Tensor:
-        return y.new_zeros(len(y), *self.domain[:1], *y.shape[2:])
-
-    def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
-        return ()
-
-    @property
-    def codomain(self) -> tuple[int, ...]:
-        return (self.out_channels, *self.domain[1:])
-
-    def quick_norm_bound(self) -> Tensor:
-        return torch.zeros((), dtype=torch.float64)
+    def lipschitz(self, x: Tensor) -> float:
+        """The constant of a constant map."""
+        return 0.0
 
 
 def from_feedforward(network: nn.Module) -> ConvertedClassifier:
@@ -176,20 +159,20 @@ def from_feedforward(network: nn.Module) -> ConvertedClassifier:
         ConfigError: if a part cannot be converted; the message names it.
     """
     stem, layers, head = _read(network)
-    inputs, sides = layers[0].operator.in_channels, layers[0].operator.sides
+    sides = layers[0].operator.sides
     widths = [1, *(layer.operator.out_channels for layer in layers)]
     ends = list(accumulate(widths))
     slots = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
     state = ends[-1]
 
-    forget = OptEqUnit(Slots(state, sides, slots[0]), Nothing(inputs, 1, sides), bias=False, max_norm=None)
+    forget = OptEqUnit(Slots(state, sides, slots[0]), Nothing(1), bias=False, max_norm=None)
     units = [forget]
     for index, layer in enumerate(layers, start=1):
         if index == 1:
             W, U = Slots(state, sides, slots[1]), layer.operator
         else:
             W = Slots(state, sides, slots[index], slots[index - 1], layer.operator)
-            U = Nothing(inputs, widths[index], sides)
+            U = Nothing(widths[index])
         unit = OptEqUnit(W, U, layer.activation, bias=False, max_norm=None)
         unit.injection.bias = layer.bias
         unit.norm_checked = True  # the equilibrium exists whatever the norms
@@ -227,13 +210,9 @@ class ConvertedClassifier(nn.Module):
         """
         equation = self.equilibrium.bind(self.stem(x))
         assert isinstance(equation, ChainEquation)
-        states: list[Tensor] = []
-        z = equation.initial()
-        for unit in equation.units:
-            z = unit(z)
-            assert isinstance(z, Tensor)
-            states.append(z)
-        return states[1:]  # the first unit only forgets
+        *states, start = equation.blocks(equation.initial())
+        # The first unit only forgets.
+        return [*states[1:], equation(start)]
 
     def features(self, x: Tensor) -> Tensor:
         """The activations of the network's last layer."""
@@ -317,12 +296,8 @@ def _operator(name: str, layer: nn.Linear | nn.Conv2d) -> Dense | Conv2d:
             size = layer.kernel_size[0]
             half = (size // 2, size // 2)
             keeps_size = layer.stride == layer.dilation == (1, 1) and layer.padding in ("same", half)
-            if not (
-                keeps_size
-                and layer.kernel_size == (size, size)
-                and size % 2
-                and layer.padding_mode == "zeros"
-            ):
+            centred = layer.kernel_size == (size, size) and size % 2 and layer.padding_mode == "zeros"
+            if not (keeps_size and centred):
                 raise _refusal(
                     name,
                     layer,

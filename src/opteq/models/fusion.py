@@ -9,8 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opteq.errors import ConfigError, ShapeError
+from opteq.errors import ShapeError
 from opteq.operators.conv import Conv2d
+from opteq.options import check_choice
 from opteq.results import State, tensors_of
 from opteq.theory.lipschitz import lipschitz_bound
 
@@ -39,8 +40,7 @@ class Fusion(nn.Module):
 
     def __init__(self, kind: str, branches: int, channels: int) -> None:
         super().__init__()
-        if kind not in _KINDS:
-            raise ConfigError(f"Expected `fusion` to be one of {', '.join(_KINDS)}, got {kind!r}.")
+        check_choice("fusion", kind, _KINDS)
         self.kind, self.branches = kind, branches
         self.outputs = 1 if kind == "average" else branches
         pairs = branches**2 if kind == "conv" else 0

@@ -8,6 +8,7 @@ from torchvision.models.segmentation.fcn import FCNHead
 from opteq.errors import ConfigError
 from opteq.models.fusion import Fusion, PooledFeatures
 from opteq.models.parts import known
+from opteq.options import check
 from opteq.theory.lipschitz import lipschitz_bound
 
 
@@ -40,8 +41,7 @@ class Head(nn.Sequential):
         dropout: float = 0.0,
     ) -> None:
         channels, classes = known("channels", channels), known("classes", classes)
-        if not 0 <= dropout <= 1:
-            raise ConfigError(f"Expected `dropout` to be a probability from 0 to 1, got {dropout}.")
+        check(0 <= dropout <= 1, "dropout", dropout, "a probability from 0 to 1")
         fuse = Fusion(fusion, known("branches", branches), channels)
         super().__init__(
             fuse,

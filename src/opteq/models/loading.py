@@ -11,6 +11,7 @@ from torch import nn
 
 from opteq.errors import ConfigError
 from opteq.models.parts import build
+from opteq.options import check
 from opteq.system.files import write_file, write_json
 
 WEIGHTS = "model.safetensors"
@@ -82,8 +83,7 @@ def load(run: str | Path, trust: bool = False) -> nn.Module:
     Raises:
         ConfigError: The folder holds no model, the model is damaged, or of a class that is not trusted.
     """
-    if not isinstance(run, str | Path):
-        raise ConfigError(f"Expected `run` to be the folder of a run, such as 'runs/digits', got {run!r}.")
+    check(isinstance(run, str | Path), "run", run, "the folder of a run, such as 'runs/digits'")
     folder = _folder(run)
     network = build(ModelCard.read(folder).network, trust)
     if not isinstance(network, nn.Module):

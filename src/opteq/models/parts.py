@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from inspect import isclass, signature
 from pydoc import ErrorDuringImport, locate
 from typing import Any
@@ -11,14 +11,14 @@ from typing import Any
 from torch import nn
 
 from opteq.errors import ConfigError
-from opteq.options import check_count
+from opteq.options import check_counts
 
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def known(name: str, count: int | None) -> int:
     """`count`, or a `ConfigError` unless it is a whole number of at least 1."""
-    check_count(name, count)
+    check_counts(**{name: count})
     assert count is not None
     return count
 
@@ -80,7 +80,8 @@ def check_trusted(config: Mapping[str, Any]) -> None:
     """
     # The parser takes names alone for classes and functions too; the options of data have texts of their own.
     data = config.get("data")
-    texts = _texts([config.get("model"), config.get("trainer"), data if isinstance(data, str) else None])
+    named = [config.get("model"), config.get("trainer"), data if isinstance(data, str) else None]
+    texts = [part for part in _parts(named) if isinstance(part, str)]
     for path in (*_class_paths(config), *filter(_IMPORT_PATH.fullmatch, texts)):
         _check_root(path)
 
@@ -125,21 +126,16 @@ def _check_root(class_path: str) -> None:
         )
 
 
-def _class_paths(spec: Any) -> Iterator[str]:
-    if isinstance(spec, Mapping) and isinstance(spec.get("class_path"), str):
-        yield spec["class_path"]
-    for value in _values(spec):
-        yield from _class_paths(value)
+def _class_paths(spec: Any) -> list[str]:
+    named = [
+        part["class_path"] for part in _parts(spec) if isinstance(part, Mapping) and "class_path" in part
+    ]
+    return [path for path in named if isinstance(path, str)]
 
 
-def _texts(spec: Any) -> Iterator[str]:
-    if isinstance(spec, str):
-        yield spec
-    for value in _values(spec):
-        yield from _texts(value)
-
-
-def _values(spec: Any) -> Iterable[Any]:
-    if isinstance(spec, Mapping):
-        return spec.values()
-    return spec if isinstance(spec, list) else ()
+def _parts(spec: Any) -> Iterator[Any]:
+    """A configuration and all that lies in it."""
+    yield spec
+    values = spec.values() if isinstance(spec, Mapping) else spec if isinstance(spec, list) else ()
+    for value in values:
+        yield from _parts(value)

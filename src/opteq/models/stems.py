@@ -10,6 +10,7 @@ from torch import nn
 
 from opteq.errors import ConfigError
 from opteq.models.parts import known
+from opteq.options import check_choice
 
 _STAGES = 4
 
@@ -92,8 +93,7 @@ class ResNetStem(nn.Sequential):
 
     def __init__(self, in_channels: int | None = None, backbone: str = "resnet50", stages: int = 2) -> None:
         names = [name for name in torchvision.models.list_models(torchvision.models) if "resnet" in name]
-        if backbone not in names:
-            raise ConfigError(f"Expected `backbone` to be one of {', '.join(names)}, got {backbone!r}.")
+        check_choice("backbone", backbone, names)
         if not 1 <= stages <= _STAGES:
             raise ConfigError(f"Expected from 1 to {_STAGES} `stages`, got {stages}.")
         dilated = backbone not in ("resnet18", "resnet34")

@@ -10,54 +10,23 @@ from opteq.native.registering import operator
 from opteq.native.serving import serves
 
 
-def force_in_place(
-    offset: Tensor, gram: Tensor, gamma: Tensor, channels: int, size: int, *, error: float
-) -> Tensor | None:
-    """`-exp(-γ rᵀG r) G r` for every patch `r` of `offset`, an image like it and in its place.
+def forces_in_place(image: Tensor, channels: int, size: int, *parts: Tensor, error: float) -> Tensor | None:
+    """Forces on the patches of an image, or how they change with it, as an image like it and in its place.
+
+    `-exp(-γ rᵀG r) G r` for every patch `r` of offsets; with `p = G r` and `e = exp(-γ rᵀG r)` of such
+    patches given, the change of these forces `e (2γ (pᵀq) p - G q)` for every patch `q` of moves.
 
     None where this is not the way, and then nothing is changed: images must have channels last and be divided
     by their patches.
 
     Args:
-        offset: `(batch, C, H, W)`, in memory of its own.
-        gram: `G`, `(d, d)`, symmetric.
-        gamma: `γ`, `(batch,)`.
+        image: `(batch, C, H, W)`, in memory of its own.
         channels: channels of a patch.
         size: height and width of a patch.
+        parts: `G`, `(d, d)`, symmetric, and `γ`, `(batch,)`; where given `p`, `(batch, n, d)`, and `e`,
+            `(batch, n, 1)`.
         error: the relative error that is allowed.
     """
-    return _in_place(offset, (gram, gamma), channels, size, error)
-
-
-def response_in_place(
-    lifted: Tensor,
-    gram: Tensor,
-    gamma: Tensor,
-    projected: Tensor,
-    weight: Tensor,
-    channels: int,
-    size: int,
-    *,
-    error: float,
-) -> Tensor | None:
-    """`e (2γ (pᵀq) p - G q)` for every patch `q` of `lifted`, likewise: the change of the forces by `q`.
-
-    Args:
-        lifted: `(batch, C, H, W)`, in memory of its own.
-        gram: `G`, `(d, d)`, symmetric.
-        gamma: `γ`, `(batch,)`.
-        projected: `p = G r`, `(batch, n, d)`.
-        weight: `e = exp(-γ rᵀG r)`, `(batch, n, 1)`.
-        channels: channels of a patch.
-        size: height and width of a patch.
-        error: the relative error that is allowed.
-    """
-    return _in_place(lifted, (gram, gamma, projected, weight), channels, size, error)
-
-
-def _in_place(
-    image: Tensor, parts: tuple[Tensor, ...], channels: int, size: int, error: float
-) -> Tensor | None:
     if image.dim() != 4 or not image.is_contiguous(memory_format=torch.channels_last):
         return None
     batch, depth, height, width = image.shape

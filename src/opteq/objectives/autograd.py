@@ -44,11 +44,8 @@ class AutogradSimilarity(Similarity):
         parameters = dict(zip(names, self.parameters, strict=True))
         value = functional_call(self.module, parameters, (y, self.injection))
         if not isinstance(value, Tensor) or value.shape != y.shape[:1] or value.is_complex():
-            got = (
-                f"{tuple(value.shape)} of {value.dtype}"
-                if isinstance(value, Tensor)
-                else type(value).__name__
-            )
+            tensor = isinstance(value, Tensor)
+            got = f"{tuple(value.shape)} of {value.dtype}" if tensor else type(value).__name__
             raise ShapeError(
                 f"Expected the similarity to give one real number per sample, shape ({len(y)},), got {got}."
             )
@@ -125,10 +122,8 @@ class AutogradSimilarity(Similarity):
                     )
 
     def _gradient(self, y: Tensor, create_graph: bool) -> Tensor:
-        (gradient,) = torch.autograd.grad(
-            self.value(y).sum(), y, create_graph=create_graph, materialize_grads=True
-        )
-        return gradient
+        value = self.value(y).sum()
+        return torch.autograd.grad(value, y, create_graph=create_graph, materialize_grads=True)[0]
 
 
 @torch.no_grad()

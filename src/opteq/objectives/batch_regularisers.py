@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError
 from opteq.objectives.regularisers import Regulariser
+from opteq.options import check_counts, check_positive
 
 
 class BatchRegulariser(nn.Module, Regulariser):
@@ -29,10 +30,6 @@ class BatchRegulariser(nn.Module, Regulariser):
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("reference", None)
-
-    @property
-    def curvature(self) -> tuple[float, float] | None:
-        return None
 
     @abstractmethod
     def value(self, z: Tensor) -> Tensor:
@@ -125,8 +122,7 @@ class HSIC(BatchRegulariser):
 
     def __init__(self, bandwidth: float = 1.0) -> None:
         super().__init__()
-        if not bandwidth > 0:
-            raise ConfigError(f"Expected `bandwidth` to be positive, got {bandwidth}.")
+        check_positive("bandwidth", bandwidth)
         self.bandwidth = float(bandwidth)
 
     def value(self, z: Tensor) -> Tensor:
@@ -174,10 +170,8 @@ class RandomFeatureHSIC(BatchRegulariser):
 
     def __init__(self, features: int = 16, bandwidth: float = 1.0, seed: int = 0) -> None:
         super().__init__()
-        if features < 1:
-            raise ConfigError(f"Expected `features` to be at least 1, got {features}.")
-        if not bandwidth > 0:
-            raise ConfigError(f"Expected `bandwidth` to be positive, got {bandwidth}.")
+        check_counts(features=features)
+        check_positive("bandwidth", bandwidth)
         self.features, self.bandwidth, self.seed = features, float(bandwidth), seed
 
     def value(self, z: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from opteq.equation import Gradients, room
 from opteq.errors import ConfigError
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.bound import BoundOperator
-from opteq.options import require, strict_options
+from opteq.options import check, require, strict_options
 from opteq.results import Certificate, sample_sums
 
 
@@ -51,33 +51,6 @@ class InnerProductKernel(ABC):
 
 @strict_options
 @dataclass(frozen=True)
-class LinearKernel(InnerProductKernel):
-    """`k(t) = t`, the similarity of OptEq."""
-
-    @property
-    def largest_curvature(self) -> float:
-        return 0.0
-
-    @property
-    def unit_curvature(self) -> float:
-        return 0.0
-
-    @property
-    def largest_slope(self) -> float:
-        return 1.0
-
-    def value(self, t: Tensor) -> Tensor:
-        return t
-
-    def slope(self, t: Tensor) -> Tensor:
-        return torch.ones_like(t)
-
-    def curvature(self, t: Tensor) -> Tensor:
-        return torch.zeros_like(t)
-
-
-@strict_options
-@dataclass(frozen=True)
 class PolynomialKernel(InnerProductKernel):
     """`k(t) = (a + t)^d`; `a = 0` is the form of Li et al. 2023, Table 4.
 
@@ -106,7 +79,7 @@ class PolynomialKernel(InnerProductKernel):
 
     @property
     def unit_curvature(self) -> float:
-        return self.curvature(torch.tensor(1.0, dtype=torch.float64, device="cpu")).item()
+        return self.degree * (self.degree - 1) * (self.offset + 1.0) ** (self.degree - 2)
 
     @property
     def largest_slope(self) -> float:
@@ -122,6 +95,15 @@ class PolynomialKernel(InnerProductKernel):
         if self.degree == 1:
             return torch.zeros_like(t)
         return self.degree * (self.degree - 1) * (self.offset + t).pow(self.degree - 2)
+
+
+@strict_options
+@dataclass(frozen=True)
+class LinearKernel(PolynomialKernel):
+    """`k(t) = t`, the similarity of OptEq."""
+
+    degree: int = field(default=1, init=False, repr=False)
+    offset: float = field(default=0.0, init=False, repr=False)
 
 
 @strict_options
@@ -166,11 +148,8 @@ def get_kernel(kernel: str | InnerProductKernel) -> InnerProductKernel:
     """
     if isinstance(kernel, InnerProductKernel):
         return kernel
-    if not isinstance(kernel, str) or kernel not in KERNELS:
-        raise ConfigError(
-            f"Expected `kernel` to be one of {', '.join(KERNELS)}, or an object such as PolynomialKernel(3),"
-            f" got {kernel!r}."
-        )
+    known = isinstance(kernel, str) and kernel in KERNELS
+    check(known, "kernel", kernel, f"one of {', '.join(KERNELS)}, or an object such as PolynomialKernel(3)")
     return KERNELS[kernel]()
 
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from opteq.errors import ConfigError
 from opteq.options import require, strict_options
+from opteq.results import squared_norm
 
 
 class Regulariser(ABC):
@@ -24,9 +25,9 @@ class Regulariser(ABC):
     batch_coupled: bool = False
 
     @property
-    @abstractmethod
     def curvature(self) -> tuple[float, float] | None:
         """`(a, b)` with `a I ⪯ ∇²R ⪯ b I`, `b = inf` for a kink; None where there are no bounds."""
+        return None
 
     @property
     def lipschitz(self) -> float | None:
@@ -124,8 +125,3 @@ class Incay(Regulariser):
     def gradient(self, z: Tensor) -> Tensor:
         size = squared_norm(z) + 2 * self.epsilon
         return (-4 / size.square()).view(-1, *[1] * (z.dim() - 1)) * z
-
-
-def squared_norm(z: Tensor) -> Tensor:
-    """`(batch,)` squared Euclidean norms."""
-    return z.square().flatten(1).sum(1)

@@ -13,6 +13,7 @@ from opteq.operators.bound import BoundOperator, NormMemo
 from opteq.operators.estimate import NormEstimate
 from opteq.operators.norms.base import NormControl, Weights
 from opteq.operators.norms.ceiling import Ceiling
+from opteq.options import check_kind
 
 # Times the ceiling: from where the norm of a stored weight is brought down, and to what: above it,
 # since the estimate is from below.
@@ -40,17 +41,15 @@ class LinearOperator(nn.Module, ABC):
     def __init__(self, norm: NormControl | None = None) -> None:
         super().__init__()
         norm = Ceiling() if norm is None else norm
-        if not isinstance(norm, NormControl):
-            raise ConfigError(f"Expected `norm` to be a way such as AlmostOrthogonal(), got {norm!r}.")
-        self.norm_control = norm
+        self.norm_control = check_kind(NormControl, "norm", norm, "a way such as AlmostOrthogonal()")
         # Both are derived from the weights, so neither is saved or copied with them.
         self._estimate, self._memo = NormEstimate(), NormMemo()
         self._ceiling = math.inf
 
     @property
-    @abstractmethod
     def weights(self) -> Weights:
-        """The weights before they are scaled to a ceiling."""
+        """The weights before they are scaled to a ceiling, by default one, from the parameter `weight`."""
+        return (self.norm_control.weight(self),)
 
     @abstractmethod
     def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundOperator:
@@ -127,16 +126,6 @@ class LinearOperator(nn.Module, ABC):
         return {**super().__getstate__(), **fresh}  # type: ignore[misc]
 
 
-class FixedOperator(LinearOperator, ABC):
-    """An operator without weights, such as resampling."""
-
-    weight_count = 0
-
-    @property
-    def weights(self) -> Weights:
-        return ()
-
-
 def _run_pre_hooks(operator: LinearOperator) -> None:
     """Run what sets the weights anew before each use, as pruning and the older `weight_norm` do."""
     name = type(operator).__name__
@@ -174,9 +163,7 @@ def settle_norms(module: nn.Module) -> None:
         if isinstance(weights[0], nn.Parameter) and not operator._estimate.knows(weights):
             places = [p for _, p in module.named_parameters(remove_duplicate=False) if p is weights[0]]
             # The step may have changed the norm; below the ceiling a scale would change the function.
-            norm, wanted = (
-                operator.norm(operator._estimate.domain).item(),
-                _SETTLED_EXCESS * operator._ceiling,
-            )
+            norm = operator.norm(operator._estimate.domain).item()
+            wanted = _SETTLED_EXCESS * operator._ceiling
             if len(places) == 1 and norm > wanted:
                 weights[0].mul_(wanted / norm)

@@ -17,7 +17,7 @@ from opteq.operators.norms.base import Nonexpansive, NormControl, Weights
 from opteq.operators.norms.ceiling import Ceiling
 from opteq.operators.norms.unconstrained import Unconstrained
 from opteq.operators.starts import Start
-from opteq.options import check_count
+from opteq.options import check_counts
 
 
 class Compose(LinearOperator):
@@ -153,8 +153,7 @@ class DepthwiseSeparableConv2d(Compose):
         norm: NormControl | None = None,
         start: Start | None = None,
     ) -> None:
-        check_count("in_channels", in_channels)
-        check_count("multiplier", multiplier)
+        check_counts(in_channels=in_channels, multiplier=multiplier)
         middle = in_channels * multiplier
         super().__init__(
             Conv2d(in_channels, middle, kernel_size, groups=in_channels, norm=norm, start=start),

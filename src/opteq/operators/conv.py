@@ -17,7 +17,7 @@ from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.operators.norms.base import NormControl, Weights
 from opteq.operators.starts import Start, initial_weight
-from opteq.options import check_count
+from opteq.options import check_counts
 
 
 class Conv2d(LinearOperator):
@@ -51,10 +51,9 @@ class Conv2d(LinearOperator):
         start: Start | None = None,
     ) -> None:
         super().__init__(norm)
-        check_count("in_channels", in_channels)
-        check_count("out_channels", out_channels)
-        check_count("kernel_size", kernel_size)
-        check_count("groups", groups)
+        check_counts(
+            in_channels=in_channels, out_channels=out_channels, kernel_size=kernel_size, groups=groups
+        )
         if kernel_size % 2 == 0:
             raise ConfigError(f"Expected an odd `kernel_size` (to keep height and width), got {kernel_size}.")
         if in_channels % groups or out_channels % groups:
@@ -67,10 +66,6 @@ class Conv2d(LinearOperator):
         shape = (out_channels, in_channels // groups, kernel_size, kernel_size)
         self.weight = initial_weight(shape, start, groups)
         self.norm_control.install(self)
-
-    @property
-    def weights(self) -> Weights:
-        return (self.norm_control.weight(self),)
 
     def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundConv2d:
         return BoundConv2d(weights, domain, error, self._memo, self.groups)

@@ -14,7 +14,7 @@ from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.operators.norms.base import NormControl, Weights
 from opteq.operators.starts import Start, initial_weight
-from opteq.options import check_count
+from opteq.options import check_counts
 
 
 class Dense(LinearOperator):
@@ -38,15 +38,10 @@ class Dense(LinearOperator):
         start: Start | None = None,
     ) -> None:
         super().__init__(norm)
-        check_count("in_channels", in_channels)
-        check_count("out_channels", out_channels)
+        check_counts(in_channels=in_channels, out_channels=out_channels)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.weight = initial_weight((out_channels, in_channels), start)
         self.norm_control.install(self)
-
-    @property
-    def weights(self) -> Weights:
-        return (self.norm_control.weight(self),)
 
     def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundDense:
         return BoundDense(weights, domain, error, self._memo)

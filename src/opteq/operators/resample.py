@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from opteq.errors import ShapeError
-from opteq.operators.base import FixedOperator
+from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.operators.norms.base import Nonexpansive, Weights
-from opteq.options import check_count
+from opteq.options import check_counts
 
 
-class AveragePool(FixedOperator):
+class AveragePool(LinearOperator):
     """Mean over disjoint `factor × factor` blocks: `(batch, C, H, W) ↦ (batch, C, H/factor, W/factor)`.
 
     Every output averages `factor²` inputs of its own, so the norm is exactly `1 / factor`. The adjoint
@@ -27,13 +27,17 @@ class AveragePool(FixedOperator):
     """
 
     sides = ("H", "W")
+    weight_count = 0
 
     def __init__(self, channels: int, factor: int) -> None:
         super().__init__(Nonexpansive())
-        check_count("channels", channels)
-        check_count("factor", factor)
+        check_counts(channels=channels, factor=factor)
         self.in_channels = self.out_channels = channels
         self.factor = factor
+
+    @property
+    def weights(self) -> Weights:
+        return ()
 
     def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundPool:
         if any(n % self.factor for n in domain[1:]):

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from opteq.errors import ConfigError
-from opteq.options import is_number, require, strict_options
+from opteq.options import check_kind, is_number, require, strict_options
 
 
 class Start(ABC):
@@ -81,8 +80,7 @@ def initial_weight(shape: tuple[int, ...], start: Start | None, groups: int = 1)
         ConfigError: if `start` is none.
     """
     start = UniformStart() if start is None else start
-    if not isinstance(start, Start):
-        raise ConfigError(f"Expected `start` to be one such as OrthogonalStart(), got {start!r}.")
+    check_kind(Start, "start", start, "one such as OrthogonalStart()")
     weight = torch.empty(shape)
     start.fill_(weight, groups)
     return nn.Parameter(weight)

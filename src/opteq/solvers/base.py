@@ -130,11 +130,8 @@ def find_fixed_point(
     keeper = cast(HasRooms, advance) if hasattr(advance, "rooms") else None
     buffer = None if keeper else torch.empty_like(x)
     previous = x
-    # What is said of the solve is in float32 at least.
-    wide = torch.promote_types(x.dtype, torch.float32)
-    tiny = torch.finfo(wide).tiny
     in_c = reads(x)
-    progress = Progress(len(x), x.device, solver.tol, solver.max_steps, residual_scale, tiny, in_c)
+    progress = Progress(x, solver.tol, solver.max_steps, residual_scale, in_c)
     # Under autocast the map may run in low precision; the solver's own products may not.
     device = x.device.type
     in_full = (
@@ -172,7 +169,7 @@ def find_fixed_point(
             following = hold(x, following, progress.active, in_c)
         previous, x = x, following
 
-    info = progress.info(wide)
+    info = progress.info()
     if lost:
         image = space.restore(torch.where(torch.isfinite(f).all(1, keepdim=True), f, x))
     if joint:

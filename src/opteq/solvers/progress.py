@@ -13,12 +13,10 @@ class Progress:
     """The record of a solve, sample by sample.
 
     Args:
-        batch: number of samples.
-        device: where their norms are.
+        x: the iterates, `(batch, n)`.
         tol: relative residual at which a sample stops.
         max_steps: most evaluations.
         scale: factor on residuals.
-        tiny: the least size that residuals are relative to.
         in_c: whether compiled code keeps it.
 
     Attributes:
@@ -26,21 +24,14 @@ class Progress:
         steps: evaluations seen.
     """
 
-    def __init__(
-        self,
-        batch: int,
-        device: torch.device,
-        tol: float,
-        max_steps: int,
-        scale: float,
-        tiny: float,
-        in_c: bool,
-    ) -> None:
-        self._options = (scale, tol, tiny, in_c)
-        self.active = torch.ones(batch, dtype=torch.bool, device=device)
+    def __init__(self, x: Tensor, tol: float, max_steps: int, scale: float, in_c: bool) -> None:
+        # What is said of the solve is in float32 at least.
+        self._dtype = torch.promote_types(x.dtype, torch.float32)
+        self._options = (scale, tol, torch.finfo(self._dtype).tiny, in_c)
+        self.active = torch.ones(len(x), dtype=torch.bool, device=x.device)
         self.steps = 0
         self._converged = torch.zeros_like(self.active)
-        self._taken = torch.full((batch,), max_steps, dtype=torch.long, device=device)
+        self._taken = torch.full_like(self.active, max_steps, dtype=torch.long)
         self._residuals: list[Tensor] = []
 
     def record(self, norms: Tensor) -> tuple[int, int]:
@@ -58,7 +49,7 @@ class Progress:
         self._residuals.append(residuals)
         return going, lost
 
-    def info(self, dtype: torch.dtype) -> SolveInfo:
-        """The record so far, residuals in this dtype."""
-        residuals = torch.stack(self._residuals, dim=1).to(dtype)
+    def info(self) -> SolveInfo:
+        """The record so far."""
+        residuals = torch.stack(self._residuals, dim=1).to(self._dtype)
         return SolveInfo(residuals, self._taken, self._converged, self.steps)

@@ -93,9 +93,7 @@ class SAM:
 
     def _constants(self) -> tuple[float, float]:
         constant = self.regulariser.lipschitz
-        if constant is None:
-            assert self.gamma is not None
-            assert self.eta is not None
-            return self.gamma, self.eta
+        if constant is None:  # then both are given
+            constant = math.nan
         gamma = 1 / (2 * constant) if self.gamma is None else self.gamma
         return gamma, min(math.sqrt(2 * constant), constant / 2, 0.5) if self.eta is None else self.eta

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from opteq.results import State, like, tensors_of
+from opteq.native.rows import row_norms
+from opteq.results import State, like, map_state, tensors_of
 from opteq.tensors.layouts import has_channels_last
 
 
@@ -61,6 +62,15 @@ class Space:
 
     def _split(self, rows: Tensor) -> tuple[Tensor, ...]:
         return rows.split([layout.size for layout in self._layouts], dim=1)
+
+
+def relative_change(old: State, new: State) -> Tensor:
+    """`(batch,)` `‖new - old‖ / ‖new‖`, constant to autograd."""
+    with torch.no_grad():
+        space = Space(new)
+        size = row_norms(space.flatten(new))
+        change = row_norms(space.flatten(map_state(torch.sub, new, old)))
+        return change / size.clamp(min=torch.finfo(size.dtype).tiny)
 
 
 class _Layout:

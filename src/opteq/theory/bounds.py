@@ -7,11 +7,13 @@ are evaluated on a model instead are in `opteq.theory.lipschitz` and `opteq.theo
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
+from opteq.options import check
 from opteq.results import Certificate
 
 
@@ -53,8 +55,7 @@ def optequnit_generalization_bound(
     _check_norms(norm, gram_norm, input_norm)
     rest = 1 - gram_norm
     sensitivity = 2 * norm * (input_norm + 1) * (norm**2 + rest) + rest**2
-    value = _margin_bound(sensitivity / rest**2, margin, weights_norm, width, samples, confidence)
-    return Certificate(torch.tensor(value, dtype=torch.float64), "bound", _PAC_BAYES)
+    return _margin_bound(sensitivity / rest**2, margin, weights_norm, width, samples, confidence)
 
 
 def geq_generalization_bound(
@@ -92,36 +93,35 @@ def geq_generalization_bound(
         ConfigError: for numbers that the proposition does not admit.
     """
     _check_norms(norm, gram_norm, input_norm)
-    _require(0 < largest_weight <= 1, "largest_weight", "in (0, 1]", largest_weight)
+    check(0 < largest_weight <= 1, "largest_weight", largest_weight, "in (0, 1]")
     rest = 1 - largest_weight * gram_norm
     factor = largest_weight * norm**3 + (2 * norm * largest_weight + 1) * rest
     sensitivity = 2 * norm * (input_norm + 1) * factor + rest**2
-    value = _margin_bound(sensitivity / rest**2, margin, weights_norm, width, samples, confidence)
+    bound = _margin_bound(sensitivity / rest**2, margin, weights_norm, width, samples, confidence)
     constant = "The kernel weight does not change when the parameters are perturbed, as the proof presumes."
-    return Certificate(torch.tensor(value, dtype=torch.float64), "bound", (*_PAC_BAYES, constant))
-
-
-_PAC_BAYES = ("The activation is ReLU.", "Training samples are independent.", "Every input has ‖x‖ ≤ B.")
+    return replace(bound, assumptions=(*bound.assumptions, constant))
 
 
 def _check_norms(norm: float, gram_norm: float, input_norm: float) -> None:
-    _require(0 < norm < 1, "norm", "in (0, 1)", norm)
-    _require(0 <= gram_norm < 1, "gram_norm", "in [0, 1)", gram_norm)
-    _require(input_norm >= 0, "input_norm", "at least 0", input_norm)
+    check(0 < norm < 1, "norm", norm, "in (0, 1)")
+    check(0 <= gram_norm < 1, "gram_norm", gram_norm, "in [0, 1)")
+    check(input_norm >= 0, "input_norm", input_norm, "at least 0")
 
 
 def _margin_bound(
     sensitivity: float, margin: float, weights_norm: float, width: int, samples: int, confidence: float
-) -> float:
+) -> Certificate:
     """The PAC-Bayes bound of a model whose logits change by `sensitivity` per perturbation of its weights."""
-    _require(margin > 0, "margin", "positive", margin)
-    _require(weights_norm >= 0, "weights_norm", "at least 0", weights_norm)
-    _require(width >= 1, "width", "at least 1", width)
-    _require(samples >= 2, "samples", "at least 2", samples)
-    _require(0 < confidence < 1, "confidence", "in (0, 1)", confidence)
+    check(margin > 0, "margin", margin, "positive")
+    check(weights_norm >= 0, "weights_norm", weights_norm, "at least 0")
+    check(width >= 1, "width", width, "at least 1")
+    check(samples >= 2, "samples", samples, "at least 2")
+    check(0 < confidence < 1, "confidence", confidence, "in (0, 1)")
     divergence = 16 * width * math.log(24 * width) * (sensitivity * weights_norm / margin) ** 2
     union = math.log(6 * samples**1.5 / (1 - confidence))
-    return 4 * math.sqrt((divergence + union) / (samples - 1))
+    value = torch.tensor(4 * math.sqrt((divergence + union) / (samples - 1)), dtype=torch.float64)
+    assumptions = ("The activation is ReLU.", "Training samples are independent.", "Every input has ‖x‖ ≤ B.")
+    return Certificate(value, "bound", assumptions)
 
 
 def published_lipschitz_optequnit(norm: float) -> Certificate:
@@ -133,7 +133,7 @@ def published_lipschitz_optequnit(norm: float) -> Certificate:
     Raises:
         ConfigError: if `μ` is not in [0, 1).
     """
-    _require(0 <= norm < 1, "norm", "in [0, 1)", norm)
+    check(0 <= norm < 1, "norm", norm, "in [0, 1)")
     value = torch.tensor(norm / (1 - norm**2), dtype=torch.float64)
     return Certificate(value, "bound", ("The activation is ReLU.",))
 
@@ -155,10 +155,10 @@ def published_lipschitz_geq(largest_weight: float, norm: float, gamma: float, si
     Raises:
         ConfigError: for numbers that the proposition does not admit, or `a ≥ 1`.
     """
-    _require(0 <= largest_weight <= 1, "largest_weight", "in [0, 1]", largest_weight)
-    _require(0 <= norm < 1, "norm", "in [0, 1)", norm)
-    _require(gamma > 0, "gamma", "positive", gamma)
-    _require(size >= 0, "size", "at least 0", size)
+    check(0 <= largest_weight <= 1, "largest_weight", largest_weight, "in [0, 1]")
+    check(0 <= norm < 1, "norm", norm, "in [0, 1)")
+    check(gamma > 0, "gamma", gamma, "positive")
+    check(size >= 0, "size", size, "at least 0")
     rate = largest_weight * norm**2 + math.sqrt(gamma) * size * norm**3
     if rate >= 1:
         raise ConfigError(
@@ -195,9 +195,9 @@ def optequnit_similarity_bound(
     Raises:
         ConfigError: for numbers out of range.
     """
-    _require(variance >= 0, "variance", "at least 0", variance)
-    _require(width >= 1, "width", "at least 1", width)
-    _require(0 <= norm < 1, "norm", "in [0, 1)", norm)
+    check(variance >= 0, "variance", variance, "at least 0")
+    check(width >= 1, "width", width, "at least 1")
+    check(0 <= norm < 1, "norm", norm, "in [0, 1)")
     lengths = torch.linalg.vector_norm(x1.double(), dim=1) * torch.linalg.vector_norm(x2.double(), dim=1)
     return Certificate(
         width * variance * lengths / (2 * (1 - norm**2) ** 2),
@@ -226,17 +226,12 @@ def kernel_weight_bound(
     Raises:
         ConfigError: for numbers out of range.
     """
-    _require(gamma > 0, "gamma", "positive", gamma)
-    _require(smallest >= 0, "smallest", "at least 0", smallest)
-    _require(norm >= 0, "norm", "at least 0", norm)
-    _require(state_norm >= 0, "state_norm", "at least 0", state_norm)
+    check(gamma > 0, "gamma", gamma, "positive")
+    check(smallest >= 0, "smallest", smallest, "at least 0")
+    check(norm >= 0, "norm", norm, "at least 0")
+    check(state_norm >= 0, "state_norm", state_norm, "at least 0")
     distance = (x1.double() - x2.double()).square().sum(1)
     exponent = gamma * ((state_norm * norm) ** 2 - smallest**2 * distance / 4)
     return Certificate(
         exponent.exp(), "bound", ("The activation is ReLU, so that states are nonnegative.", "γ is fixed.")
     )
-
-
-def _require(condition: bool, name: str, expected: str, got: object) -> None:
-    if not condition:
-        raise ConfigError(f"Expected `{name}` to be {expected}, got {got}.")

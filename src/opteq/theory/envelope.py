@@ -9,6 +9,8 @@ from torch import Tensor
 
 from opteq.equation import Equation
 from opteq.errors import ConfigError
+from opteq.options import check
+from opteq.results import squared_norm
 from opteq.solvers.linear import conjugate_gradients
 from opteq.solvers.space import Space
 
@@ -38,10 +40,7 @@ class Envelope:
     def __init__(self, equation: Equation, alpha: float) -> None:
         if equation.structure != "proximal":
             raise ConfigError(f"Expected a proximal equation, got {type(equation).__name__}.")
-        if not 0 < alpha < 1:
-            raise ConfigError(
-                f"Expected `alpha` in (0, 1), got {alpha}; at 1 the envelope is φ, which is not smooth."
-            )
+        check(0 < alpha < 1, "alpha", alpha, "in (0, 1), at whose end 1 the envelope is φ and not smooth")
         self.equation, self.alpha = equation.detach(), alpha
 
     def prox(self, z: Tensor) -> Tensor:
@@ -57,8 +56,8 @@ class Envelope:
         v = self._preimage(z)
         p = gradient_of_potential(self.equation, v)
         # Fenchel's equality at p = ∇ψ(v): φ(p) = ψ*(p) - ½‖p‖² = Q(v) - ½‖v - p‖².
-        phi = _objective(self.equation, v) - 0.5 * _squares(v - p)
-        return self.alpha * (phi + 0.5 * _squares(z - p) / (1 - self.alpha))
+        phi = _objective(self.equation, v) - 0.5 * squared_norm(v - p)
+        return self.alpha * (phi + 0.5 * squared_norm(z - p) / (1 - self.alpha))
 
     def _preimage(self, z: Tensor) -> Tensor:
         space = Space(z)
@@ -110,7 +109,3 @@ def gradient_of_potential(equation: Equation, v: Tensor) -> Tensor:
 def _objective(equation: Equation, v: Tensor) -> Tensor:
     assert equation.objective is not None
     return equation.objective(v)
-
-
-def _squares(x: Tensor) -> Tensor:
-    return x.square().flatten(1).sum(1)

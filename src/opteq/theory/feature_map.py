@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from opteq.errors import ConfigError
-from opteq.options import check_count
+from opteq.options import check_counts, check_positive
 from opteq.results import Certificate
 
 _MOST_FEATURES = 2**20
@@ -76,6 +76,5 @@ def truncation_bound(c: Tensor, v: Tensor, gamma: float, levels: int) -> Certifi
 
 
 def _check(gamma: float, levels: int) -> None:
-    if not gamma > 0:
-        raise ConfigError(f"Expected `gamma` to be positive, got {gamma}.")
-    check_count("levels", levels)
+    check_positive("gamma", gamma)
+    check_counts(levels=levels)

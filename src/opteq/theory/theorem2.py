@@ -10,7 +10,7 @@ from opteq.errors import ConfigError, ShapeError
 from opteq.maps.chain import ChainEquation
 from opteq.maps.multiblock import MultiBlockEquation
 from opteq.maps.skip import SkipEquation
-from opteq.results import State, tensors_of
+from opteq.results import State, norm, squared_norm, tensors_of
 from opteq.theory.envelope import Envelope, gradient_of_potential
 
 
@@ -38,7 +38,7 @@ def theorem2_residual(equation: ChainEquation | MultiBlockEquation, state: State
             residuals.append(block - gradient_of_potential(inner.detach(), before))
         else:
             residuals.append(Envelope(inner, alpha).gradient(block) + block - before)
-    return _norm(residuals) / _norm(blocks).clamp(min=torch.finfo(blocks[0].dtype).tiny)
+    return norm(tuple(residuals)) / norm(blocks).clamp(min=torch.finfo(blocks[0].dtype).tiny)
 
 
 def corollary1_objective(equation: ChainEquation | MultiBlockEquation, blocks: State) -> Tensor:
@@ -57,7 +57,7 @@ def corollary1_objective(equation: ChainEquation | MultiBlockEquation, blocks: S
             " objective, see theorem2_residual."
         )
     z_1, z_0 = checked
-    total = 0.5 * (z_1 - z_0).square().flatten(1).sum(1)
+    total = 0.5 * squared_norm(z_1 - z_0)
     for unit, z in zip(equation.units, (z_1, z_0), strict=True):
         total = total + Envelope(*_unit(unit)).value(z)
     return total
@@ -87,7 +87,3 @@ def _unit(unit: object) -> tuple[Equation, float]:
             f"Expected the units of a deep OptEq, got {type(unit).__name__}; Theorem 2 is about those."
         )
     return unit.inner, float(unit.alpha)
-
-
-def _norm(blocks: list[Tensor] | tuple[Tensor, ...]) -> Tensor:
-    return torch.stack([b.square().flatten(1).sum(1) for b in blocks]).sum(0).sqrt()

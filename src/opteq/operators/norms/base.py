@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 Weights = tuple[Tensor, ...]
 
 
-class NormControl(ABC):
+class NormControl:
     """A way to keep `‖W‖₂ ≤ ζ`: immutable options; parameters that it needs belong to the operator.
 
     The ceiling `ζ` is asked for by the map that `W` belongs to, see `LinearOperator.bind`. What acts is a
@@ -29,7 +28,7 @@ class NormControl(ABC):
     certified: ClassVar[bool] = False
     forgets_size: ClassVar[bool] = False
 
-    def install(self, operator: nn.Module) -> None:  # noqa: B027 - most ways need nothing more
+    def install(self, operator: nn.Module) -> None:
         """Make parameters of an operator from its initial `weight`, which is a parameter already."""
 
     def weight(self, operator: nn.Module) -> Tensor:
@@ -40,15 +39,17 @@ class NormControl(ABC):
         """What `‖W‖₂` is kept below where a map asks for `ceiling`; infinite where nothing keeps it."""
         return math.inf
 
-    @abstractmethod
     def scaled(self, weights: Weights, ceiling: float | None, norm: Callable[[], Tensor]) -> Weights:
         """Weights as they act, from those of `weight`; of several factors the first carries the scale.
+
+        Those that keep no norm leave them as they are.
 
         Args:
             weights: of the operator, or of the factors of a product.
             ceiling: `ζ`, or None.
             norm: the estimate of `‖W‖₂` with these weights, differentiable.
         """
+        return weights
 
 
 class Nonexpansive(NormControl):

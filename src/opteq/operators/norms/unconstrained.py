@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from opteq.operators.norms.base import NormControl, Weights
+from opteq.operators.norms.base import NormControl
 from opteq.options import strict_options
 
 
@@ -19,6 +16,3 @@ class Unconstrained(NormControl):
     For trainings that start near zero and stay small by themselves (Xie et al. 2022, §7.3 and §7.4), together
     with `GaussianStart(std)`. Certificates bound the norm that the weights have come to.
     """
-
-    def scaled(self, weights: Weights, ceiling: float | None, norm: Callable[[], Tensor]) -> Weights:
-        return weights

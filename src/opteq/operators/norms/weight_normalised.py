@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from opteq.operators.norms.base import NormControl, Weights
+from opteq.operators.norms.base import NormControl
 from opteq.options import strict_options
 
 
@@ -28,9 +27,6 @@ class WeightNormalised(NormControl):
         v = super().weight(operator)
         gain: Tensor = operator.gain  # type: ignore[assignment]
         return v * (gain / _lengths(v).clamp(min=torch.finfo(v.dtype).tiny))
-
-    def scaled(self, weights: Weights, ceiling: float | None, norm: Callable[[], Tensor]) -> Weights:
-        return weights
 
 
 def _lengths(weight: Tensor) -> Tensor:
