@@ -14,9 +14,9 @@ class RisingCeiling(Callback):
     """Starts with a `max_norm` of `start` and raises it to that of each map, close to 1.
 
     With `ζ` for the `max_norm` of a map, it is `1 - (1 - start)((1 - ζ)/(1 - start))^(s/until)` at a share
-    `s` of the training steps, and `ζ` itself from `s = until` on. How many pixels far an equilibrium can look,
-    about `(1 - ζ²)^{-1/2}`, grows at a steady rate, and so does the cost of a solve. Only training batches are
-    affected: validation, tests and checkpoints see the maps as they were configured.
+    `s` of the training steps, and `ζ` itself from `s = until` on. How far an equilibrium can look, about
+    `(1 - ζ²)^{-1/2}` pixels, grows at a steady rate, and so does the cost of a solve. Only training batches
+    are affected: validation, tests and checkpoints see the maps as they were configured.
 
     Add it with `--trainer.callbacks+=opteq.training.ceiling.RisingCeiling`.
 
