@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from opteq.evaluation.equilibriumstudy import EquilibriumRecord, KernelRecord, LayerRecord
 from opteq.evaluation.page import image, section, side_by_side, table
-from opteq.plots.worth import draw_iterations, draw_spectra, draw_units
+from opteq.plots.worth import draw_accuracy, draw_residuals, draw_spectra, draw_units
 from opteq.system.files import write_beside, write_json
 
 JSON = "equilibrium.json"
@@ -59,15 +59,11 @@ def worth(record: EquilibriumRecord) -> str:
         f" answers are right, with the equilibrium {record.full_accuracy:.2%}: it is worth"
         f" {100 * lost:.2f} points of accuracy."
     )
-    iterations = (
-        "Accuracy with K plain iterations z ← T(z) in place of the equilibrium, and the relative residual"
-        " along them: median over test images, and the range between the 10th and the 90th percentile."
+    figures = [image(figure, text) for _, figure, text in _figures(record)]
+    numbers = [table(t.title, t.header, t.rows) for t in tables(record)]
+    return section(
+        "What the equilibrium is worth", explanation, side_by_side(*figures), side_by_side(*numbers)
     )
-    parts = [image(draw_iterations(record), iterations)]
-    for layer in record.layers:
-        parts.append(side_by_side(*(image(figure, text) for _, figure, text in _figures(layer))))
-    parts += [table(t.title, t.header, t.rows) for t in tables(record)]
-    return section("What the equilibrium is worth", explanation, *parts)
 
 
 def write_equilibrium(folder: Path, record: EquilibriumRecord) -> str:
@@ -77,13 +73,10 @@ def write_equilibrium(folder: Path, record: EquilibriumRecord) -> str:
         The tables, and what was written.
     """
     write_json(folder / JSON, as_json(record))
-    pictures = {"iterations": draw_iterations(record)}
-    for layer in record.layers:
-        name = f"-{layer.name}" if len(record.layers) > 1 else ""
-        pictures |= {kind + name: figure for kind, figure, _ in _figures(layer)}
-    names = [f"equilibrium-{kind}.png" for kind in pictures]
-    for name, figure in zip(names, pictures.values(), strict=True):
-        with write_beside(folder / name) as file:
+    names = []
+    for kind, figure, _ in _figures(record):
+        names.append(f"equilibrium-{kind}.png")
+        with write_beside(folder / names[-1]) as file:
             figure.savefig(file, format="png", dpi=150)
     texts = "\n\n".join(map(str, tables(record)))
     return f"{texts}\n\nWrote {JSON}, {', '.join(names)} into {folder}."
@@ -114,18 +107,31 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _figures(layer: LayerRecord) -> list[tuple[str, Figure, str]]:
-    """Pictures of one layer: what they are called, and their captions."""
-    found = []
-    if layer.spectra:
-        text = "Singular values of the operators as they act on images of this size, in descending order"
-        if any(spectrum.kind == "estimate" for spectrum in layer.spectra):
-            text += "; dashed: estimated by stochastic Lanczos quadrature"
-        found.append(("spectra", draw_spectra(layer), text + "."))
-    if len(layer.active) > 1 or layer.alpha:
-        text = "Share of the units with a slope σ'(a) ≠ 0 at the equilibrium"
-        text += ", and the weights α of the skip connections." if layer.alpha else "."
-        found.append(("units", draw_units(layer), text))
+def _figures(record: EquilibriumRecord) -> list[tuple[str, Figure, str]]:
+    """The pictures: what they are called, and their captions."""
+    accuracy = "Accuracy with K plain iterations z ← T(z) in place of the equilibrium."
+    residual = (
+        "Relative residual along the plain iteration: median over test images, and the range between the 10th"
+        " and the 90th percentile."
+    )
+    found = [
+        ("accuracy", draw_accuracy(record), accuracy),
+        ("residual", draw_residuals(record.layers), residual),
+    ]
+    for layer in record.layers:
+        several = len(record.layers) > 1
+        name, where = (f"-{layer.name}", f" of {layer.name}") if several else ("", "")
+        if layer.spectra:
+            text = f"Singular values of the operators{where} as they act on images of this size"
+            if any(spectrum.kind == "estimate" for spectrum in layer.spectra):
+                text += "; dashed: estimated by stochastic Lanczos quadrature"
+            if layer.kernels:
+                text += "; dotted: of the projections of patches"
+            found.append((f"spectra{name}", draw_spectra(layer), f"{text}."))
+        if len(layer.active) > 1 or layer.alpha:
+            text = f"Share of the units{where} with a slope σ'(a) ≠ 0 at the equilibrium"
+            text += ", and the weights α of the skip connections." if layer.alpha else "."
+            found.append((f"units{name}", draw_units(layer), text))
     return found
 
 
@@ -165,17 +171,17 @@ def _sizes(record: EquilibriumRecord) -> Table:
     rows = []
     for layer in record.layers:
         where = f" of {layer.name}" if len(record.layers) > 1 else ""
-        rows.append([f"input ‖x‖{where}", *(f"{v:.3g}" for v in layer.input_norm), ""])
-        outputs = [[f"equilibrium ‖z*‖{where}", *(f"{v:.3g}" for v in layer.output_norm), ""]]
-        outputs += [[f"branch {i}{where}", "", "", ""] for i in range(1, len(layer.scale) + 1)]
-        # A single branch is the equilibrium.
-        scaled = outputs[-len(layer.scale) :] if len(layer.scale) > 1 else outputs[:1]
-        for row, scale in zip(scaled, layer.scale, strict=True):
-            row[-1] = f"{scale:.3g}"
-        rows += outputs if len(layer.scale) > 1 else outputs[:1]
+        rows.append([f"input ‖x‖{where}", "", *(f"{v:.3g}" for v in layer.input_norm)])
+        norms = [f"{v:.3g}" for v in layer.output_norm]
+        scales = [f"{v:.3g}" for v in layer.scale]
+        if len(scales) == 1:
+            rows.append([f"equilibrium z*{where}", *scales, *norms])
+        else:
+            rows.append([f"equilibrium z*{where}", "", *norms])
+            rows += [[f"branch {i}{where}", scale, "", ""] for i, scale in enumerate(scales, start=1)]
     if math.isfinite(record.head_scale):
-        rows.append(["features at the last linear layer", "", "", f"{record.head_scale:.3g}"])
-    return Table("Sizes", ["", "median norm", "largest norm", "root mean square"], rows)
+        rows.append(["features at the last linear layer", f"{record.head_scale:.3g}", "", ""])
+    return Table("Sizes", ["", "root mean square", "median norm", "largest norm"], rows)
 
 
 def _kernels(layer: LayerRecord) -> Table:

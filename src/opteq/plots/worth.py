@@ -13,33 +13,47 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from opteq.evaluation.equilibriumstudy import EquilibriumRecord, LayerRecord
 from opteq.plots.style import BLUE, GREEN, ORANGE, SEQUENTIAL, literal, new_figure, styled
 
-# Beyond so many lines their names fill the panel.
-_NAMED = 8
+# A panel shows at least so much of the accuracy, lest one image look like a fall.
+_SPAN = 0.02
+# So many names of lines fit into one column of a legend, and into two.
+_COLUMN = 6
 
 
 @styled
-def draw_iterations(record: EquilibriumRecord) -> Figure:
-    """Draw the accuracy against the number of iterations, and the residual along them."""
-    figure = new_figure(8.4, 3.0)
-    left, right = figure.subplots(1, 2)
-    left.axhline(record.full_accuracy, color=ORANGE, linestyle="--", linewidth=1.2, label="equilibrium")
-    left.plot(record.steps, record.accuracy, "o-", color=BLUE, markersize=3.5, label="K iterations")
-    left.set_xscale("log")
-    left.set_xticks(record.steps, [str(k) for k in record.steps])
-    left.minorticks_off()
-    left.yaxis.set_major_formatter(PercentFormatter(1.0))
-    left.set(title="Accuracy", xlabel="iterations K", ylabel="accuracy")
-    left.legend(loc="lower right")
-    for layer, colour in zip(record.layers, _colours(len(record.layers)), strict=True):
+def draw_accuracy(record: EquilibriumRecord) -> Figure:
+    """Draw the accuracy against the number of iterations in place of the equilibrium."""
+    figure = new_figure(4.2, 3.2)
+    axes = figure.add_subplot()
+    axes.axhline(record.full_accuracy, color=ORANGE, linestyle="--", linewidth=1.2, label="equilibrium")
+    axes.plot(record.steps, record.accuracy, "o-", color=BLUE, markersize=3.5, label="K iterations")
+    shown = [*record.accuracy, record.full_accuracy]
+    room = max(_SPAN, max(shown) - min(shown)) / 2
+    axes.set_ylim(min(shown) - room, max(shown) + room / 2)
+    axes.set_xscale("log")
+    axes.set_xticks(record.steps, [str(k) for k in record.steps])
+    axes.minorticks_off()
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set(title="Accuracy", xlabel="iterations K", ylabel="accuracy")
+    axes.legend(loc="lower right")
+    return figure
+
+
+@styled
+def draw_residuals(layers: Sequence[LayerRecord]) -> Figure:
+    """Draw the median residual of every layer along the plain iteration, in the range of most samples."""
+    figure = new_figure(4.2, 3.2)
+    axes = figure.add_subplot()
+    for layer, colour in zip(layers, _colours(len(layers)), strict=True):
         low, middle, high = np.where(layer.residual > 0, layer.residual, np.nan)
         iterations = np.arange(len(middle))
-        right.plot(iterations, middle, color=colour, label=literal(layer.name) or "median")
-        right.fill_between(iterations, low, high, color=colour, alpha=0.15, linewidth=0)
-    right.set_yscale("log")
-    right.xaxis.set_major_locator(MaxNLocator(integer=True))
-    right.set(title="Residual", xlabel="iteration", ylabel="‖T(z) - z‖ / ‖T(z)‖")
-    if len(record.layers) > 1:
-        right.legend()
+        axes.plot(iterations, middle, color=colour, label=literal(layer.name))
+        axes.fill_between(iterations, low, high, color=colour, alpha=0.15, linewidth=0)
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set(title="Residual", xlabel="iteration", ylabel="‖T(z) - z‖ / ‖T(z)‖")
+    if len(layers) > 1:
+        axes.legend()
     return figure
 
 
@@ -48,22 +62,21 @@ def draw_spectra(layer: LayerRecord) -> Figure:
     """Draw the singular values of a layer's operators in descending order."""
     figure = new_figure(4.2, 3.2)
     axes = figure.add_subplot()
-    for name, spectrum, colour in zip(
-        layer.operators, layer.spectra, _colours(len(layer.spectra)), strict=True
-    ):
+    rows = list(zip(layer.operators, layer.spectra, strict=True))
+    # The projection of patches belongs to its operator, and has its colour.
+    colours = _colours(sum(not name.startswith("W_h") for name, _ in rows))
+    for place, (name, spectrum) in enumerate(rows):
         # Each value stands for a share of the singular values: a step as long as that.
         ends = np.concatenate([[0.0], spectrum.shares.cumsum(0).cpu().numpy()])
         values = spectrum.values.cpu().numpy()
-        style = "-" if spectrum.kind == "exact" else "--"
-        axes.step(
-            ends, np.append(values, values[-1]), style, where="post", color=colour, linewidth=1.4,
-            label=_name(name),
-        )  # fmt: skip
+        line = ":" if name.startswith("W_h") else "-" if spectrum.kind == "exact" else "--"
+        colour = colours[place % len(colours)]
+        axes.step(ends, [*values, values[-1]], line, where="post", color=colour, lw=1.4, label=_name(name))
     axes.set(title="Singular values", xlabel="share of them, largest first", ylabel="σ", xlim=(0, 1))
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
-    if len(layer.spectra) <= _NAMED:
-        axes.legend()
+    if len(rows) <= 2 * _COLUMN:
+        axes.legend(ncols=1 if len(rows) <= _COLUMN else 2)
     return figure
 
 
@@ -74,10 +87,10 @@ def draw_units(layer: LayerRecord) -> Figure:
     if layer.alpha:
         panels.append(("α", layer.alpha, BLUE))
     figure = new_figure(4.2, 3.2)
-    for axes, (title, values, colour) in zip(
-        figure.subplots(len(panels), 1, squeeze=False)[:, 0], panels, strict=True
-    ):
+    grid = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
+    for axes, (title, values, colour) in zip(grid, panels, strict=True):
         _draw_bars(axes, title, values, colour)
+    grid[-1].set_xlabel("unit")
     return figure
 
 
@@ -92,7 +105,6 @@ def _draw_bars(axes: Axes, title: str, values: Sequence[float], colour: str) -> 
     axes.grid(visible=False, axis="x")
     if share:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0))
-    axes.set_xlabel("unit")
 
 
 def _colours(count: int) -> list[str] | list[tuple[float, ...]]:
