@@ -109,7 +109,7 @@ class LayerRecord:
         map: class of its map.
         residual: `(3, 21)` relative residual `‖T(z) - z‖ / ‖T(z)‖` at `z⁰, …, z²⁰` of the plain iteration:
             the 10th, 50th and 90th percentile over the samples.
-        operators: names of the operators that act on the state, in the order of units or branches: `W`; then
+        operators: names of the operators in its equation, in the order of units or branches: `W`; then
             the projections of patches, `W_h`.
         spectra: their singular values.
         active: for each activation the share of its units with `σ'(a) ≠ 0` at the equilibrium.
@@ -252,7 +252,7 @@ class _Study:
 
     def record(self, name: str, classifier_norm: float) -> LayerRecord:
         equation, map = self.equation, self.layer.map
-        spectra = {id(W): singular_values(W) for W in parts(equation, BoundOperator) if W.tensors}
+        spectra = {id(W): singular_values(W) for W in parts(equation, BoundOperator)}
         similarities = list(parts(equation, GaussianSimilarity))
         projections = [_projection(s.gram) for s in similarities if s.gram is not None]
         size = max(float(torch.cat(norms).max()) for norms in (self.input_norms, self.output_norms))

@@ -69,14 +69,15 @@ def singular_values(operator: BoundOperator) -> Spectrum:
         squares = torch.linalg.eigvalsh(gram_matrix(operator)).flip(0)
         shares = torch.full_like(squares, 1 / len(squares))
         return Spectrum(squares.clamp(min=0).sqrt(), shares, "exact", *sides)
-    product, shape = smaller_gram(operator.detach())
+    weights = tuple(w.detach().to(torch.promote_types(w.dtype, torch.float32)) for w in operator.tensors)
+    product, shape = smaller_gram(operator.with_tensors(weights))
     size = math.prod(shape)
     steps = max(2, min(_STEPS, _NUMBERS // size))
-    weight = operator.tensors[0]
+    example = weights[0] if weights else torch.empty(0)
     generator = torch.Generator().manual_seed(0)
     rules = []
     for _ in range(_PROBES):
-        start = torch.randn(1, size, generator=generator).to(weight)
+        start = torch.randn(1, size, generator=generator).to(example)
         rules.append(spectral_quadrature(lambda v: product(v.view(1, *shape)).flatten(1), start, steps))
     squares, shares = (torch.cat(column) for column in zip(*rules, strict=True))
     squares, order = squares.clamp(min=0).sort(descending=True)
