@@ -48,7 +48,7 @@ def tables(record: EquilibriumRecord) -> list[Table]:
     found = [_iterations(record)]
     for layer in record.layers:
         found += [_units(layer), *([_kernels(layer)] if layer.kernels else [])]
-    return [table for table in [*found, _sizes(record)] if table.rows]
+    return [t for t in [*found, _sizes(record)] if t.rows]
 
 
 def worth(record: EquilibriumRecord) -> str:

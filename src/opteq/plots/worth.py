@@ -83,9 +83,8 @@ def draw_spectra(layer: LayerRecord) -> Figure:
 @styled
 def draw_units(layer: LayerRecord) -> Figure:
     """Draw the share of active units of each activation and, where there are, the `α` of skip connections."""
-    panels: list[tuple[str, Sequence[float], str]] = [("Active units", layer.active, GREEN)]
-    if layer.alpha:
-        panels.append(("α", layer.alpha, BLUE))
+    panels = [("Active units", layer.active, GREEN), ("α", layer.alpha, BLUE)]
+    panels = [panel for panel in panels if panel[1]]
     figure = new_figure(4.2, 3.2)
     grid = figure.subplots(len(panels), 1, squeeze=False)[:, 0]
     for axes, (title, values, colour) in zip(grid, panels, strict=True):
