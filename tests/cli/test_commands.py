@@ -229,6 +229,36 @@ class TestEvaluation:
         assert result.status == 0
         assert "test_accuracy" in result.out
 
+    @pytest.mark.spec("R7.9")
+    def test_what_the_equilibrium_is_worth_lies_beside_the_run(self, finished, opteq, tmp_path):
+        run = shutil.copytree(finished, tmp_path / "run")
+        for path in run.glob("equilibrium*"):
+            path.unlink()
+        status, out, err = opteq("test", run, "--equilibrium", "true")
+        assert status == 0, err
+        stored = json.loads((run / "equilibrium.json").read_text())
+        summary = json.loads((run / "summary.json").read_text())
+        assert stored["full_accuracy"] == pytest.approx(summary["test_accuracy"], abs=1e-6)
+        row = next(line.split() for line in out.splitlines() if line.strip().startswith("accuracy "))
+        assert row[1:] == [f"{a:.2%}" for a in (*stored["accuracy"], stored["full_accuracy"])]
+        assert f"into {run}." in out
+        assert (run / "equilibrium-spectra.png").is_file()
+
+    def test_what_belongs_to_no_run_lies_beside_its_checkpoint(self, finished, tiny, opteq, tmp_path):
+        checkpoint = shutil.copy(finished / "checkpoints" / "last.ckpt", tmp_path / "mine.ckpt")
+        options = ("--ckpt_path", checkpoint, "--equilibrium", "true")
+        assert opteq("test", "--config", tiny, *options).status == 0
+        assert (tmp_path / "equilibrium.json").is_file()
+
+    def test_an_explicit_network_has_no_equilibrium_to_show(self, tiny, opteq):
+        explicit = ("--model.network.body", "torch.nn.Identity")
+        status, _, err = opteq("fit", "--config", tiny, *explicit, "--trainer.max_epochs", 1)
+        assert status == 0, err
+        status, out, err = opteq("test", "runs/tiny", "--equilibrium", "true")
+        assert status == 0, err
+        assert "This network has no equilibrium layer: there is no equilibrium to show." in out
+        assert not Path("runs/tiny/equilibrium.json").exists()
+
     def test_evaluation_leaves_the_run_as_it_was(self, finished, opteq, tmp_path):
         before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}
         opteq("test", finished)

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -109,8 +110,8 @@ def test_the_report_shows_scenes_and_scores(finished):
     for name in ("mIoU", "mAcc", "aAcc"):
         assert f"<dt>Test {name}</dt><dd>{summary[f'test_{name}']:.2%}</dd>" in page
     captions = re.findall(r"<figcaption>(.+?)</figcaption>", page)
-    assert len(captions) == 5
-    assert "the classes of their pixels" in captions[3]
+    assert len(captions) == 9
+    assert "the classes of their pixels" in captions[7]
     assert "This map has no hidden objective" in captions[2]
     assert "the minimum of" not in page
 
@@ -122,6 +123,18 @@ def test_test_reports_the_scores_again(finished, opteq):
     summary = json.loads((finished / "summary.json").read_text())
     for name in ("mIoU", "mAcc", "aAcc"):
         assert re.search(rf"test_{name}\D+{str(summary[f'test_{name}'])[:6]}", out), out
+
+
+@pytest.mark.spec("R7.9")
+def test_equilibria_of_scenes_are_judged_by_pixels(finished, opteq, tmp_path):
+    run = shutil.copytree(finished, tmp_path / "run")
+    (run / "equilibrium.json").unlink()
+    status, _, err = opteq("test", run, "--equilibrium", "true")
+    assert status == 0, err
+    summary = json.loads((finished / "summary.json").read_text())
+    stored = json.loads((run / "equilibrium.json").read_text())
+    assert stored["full_accuracy"] == pytest.approx(summary["test_aAcc"], abs=1e-6)
+    assert len(stored["layers"][0]["active"]) == 3
 
 
 def test_predictions_of_whole_images_are_refused(finished, config, refuses, tmp_path):

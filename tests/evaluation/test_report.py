@@ -11,7 +11,7 @@ from torch import nn
 
 import opteq.evaluation.record as records
 from opteq.errors import ConfigError
-from opteq.evaluation.page import folded, image, missing, page, section, tiles
+from opteq.evaluation.page import folded, image, missing, page, section, table, tiles
 from opteq.evaluation.report import write_report
 from opteq.layer import EquilibriumLayer
 from opteq.maps.deep import DeepOptEq
@@ -72,7 +72,7 @@ def test_the_page_is_self_contained_escaped_and_complete(run, network, data):
 
     images = [a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]
     assert shown.addresses == images
-    assert len(images) == 7
+    assert len(images) == 10
     for address in images:
         svg = ElementTree.fromstring(base64.b64decode(address.partition(",")[2]))
         assert svg.tag.endswith("svg")
@@ -92,7 +92,7 @@ def test_the_page_is_self_contained_escaped_and_complete(run, network, data):
 
 @pytest.mark.spec("R5.7")
 @pytest.mark.parametrize(
-    ("body", "hidden", "pictures"), [(Unit, (4, 4), 10), (Unit, (4,), 8), (Gaussian, (8, 8), 11)]
+    ("body", "hidden", "pictures"), [(Unit, (4, 4), 14), (Unit, (4,), 11), (Gaussian, (8, 8), 15)]
 )
 def test_branches_have_their_pictures(run, data, body, hidden, pictures):
     torch.manual_seed(0)
@@ -150,6 +150,25 @@ def test_the_record_and_the_picture_lie_beside_the_page(run, network, data):
     assert (run / "equilibrium.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.spec("R7.9")
+def test_the_page_says_what_the_equilibrium_is_worth(run, network, data):
+    shown = Page(write_report(run, network, data))
+    stored = json.loads((run / "equilibrium.json").read_text())
+    record = records.TestRecord.load(run / "record.npz")
+    assert stored["full_accuracy"] == pytest.approx(record.accuracy(), abs=1e-12)
+    sentence = (
+        f"With one evaluation of the map in place of every equilibrium {stored['accuracy'][0]:.2%} of the"
+        f" answers are right, with the equilibrium {stored['full_accuracy']:.2%}"
+    )
+    assert sentence in shown.text
+    (layer,) = stored["layers"]
+    assert f"{layer['active'][0]:.1%}" in shown.text
+    assert f"{layer['spectra'][0]['values'][0]:.3f}" in shown.text
+    assert shown.tags.count("table") == 3
+    # 216 numbers on either side: the whole spectrum.
+    assert len(layer["spectra"][0]["values"]) == 216
+
+
 def test_the_page_says_what_is_missing(run, network, data):
     (run / "summary.json").unlink()
     (run / "metrics.csv").unlink()
@@ -173,7 +192,8 @@ def test_a_network_without_equilibria_and_a_single_class(run, data):
     text = Page(write_report(run, plain, data)).text
     assert "no equilibrium layer" in text
     assert "90 of 90 test images" in text
-    assert not (run / "equilibrium.png").exists()
+    assert "is worth" not in text
+    assert not list(run.glob("equilibrium*"))
 
 
 @pytest.mark.parametrize(
@@ -200,6 +220,7 @@ EVIL = '"><b>bold</b>'
         page(EVIL, EVIL, [], EVIL),
         section(EVIL, EVIL),
         tiles([(EVIL, EVIL)]),
+        table(EVIL, [EVIL], [[EVIL]]),
         image(new_figure(1, 1), EVIL),
         missing(EVIL),
         folded(EVIL, EVIL),

@@ -5,10 +5,12 @@ import dataclasses
 import matplotlib
 import numpy as np
 import pytest
+import torch
 
 import opteq.evaluation.record as records
 from opteq.errors import ConfigError
 from opteq.evaluation.branchstudy import BranchRecord
+from opteq.evaluation.equilibriumstudy import STEPS, EquilibriumRecord, LayerRecord
 from opteq.evaluation.scores import reliability
 from opteq.evaluation.trace import Traces
 from opteq.plots.calibration import draw_calibration
@@ -21,6 +23,8 @@ from opteq.plots.relations import draw_correlation, draw_perturbations, draw_rel
 from opteq.plots.samples import draw_samples
 from opteq.plots.style import literal, to_svg
 from opteq.plots.training import draw_training
+from opteq.plots.worth import draw_accuracy, draw_residuals, draw_spectra, draw_units
+from opteq.theory.spectrum import Spectrum
 
 
 def make_samples(count, channels=3):
@@ -228,6 +232,87 @@ def test_perturbations_show_the_mean_and_the_range_of_the_trials():
         np.testing.assert_allclose(line.get_ydata(), accuracy.mean(0))
         heights = band.get_paths()[0].vertices[:, 1]
         np.testing.assert_allclose([heights.min(), heights.max()], [accuracy.min(), accuracy.max()])
+
+
+def make_worth(alpha=(), operators=("W1", "W2", "W_h1", "W_h2"), layers=1):
+    spectra = []
+    for place, _ in enumerate(operators):
+        values = torch.linspace(1, 0.1 * place, 4, dtype=torch.float64)
+        kind = "estimate" if place == 1 else "exact"
+        spectra.append(Spectrum(values, torch.tensor([0.1, 0.2, 0.3, 0.4]), kind, (4,), (8,)))
+    fall = 0.5 ** np.arange(21.0)
+    layer = LayerRecord(
+        name="body$",
+        map="Parallel",
+        residual=np.stack([fall / 2, fall, 2 * fall]),
+        operators=operators,
+        spectra=tuple(spectra),
+        active=(0.3, 0.6),
+        alpha=alpha,
+        input_norm=(1.0, 2.0),
+        output_norm=(0.5, 0.7),
+        scale=(0.1, 0.2),
+        kernels=(),
+    )
+    accuracy = (0.2, 0.4, 0.5, 0.6, 0.65, 0.66)
+    return EquilibriumRecord(50, STEPS, accuracy, 0.67, (layer,) * layers, 1.5)
+
+
+@pytest.mark.spec("R7.9")
+def test_accuracy_is_drawn_against_the_iterations_and_the_equilibrium():
+    record = make_worth()
+    (axes,) = (figure := draw_accuracy(record)).axes
+    to_svg(figure)
+    level, curve = axes.lines
+    assert set(level.get_ydata()) == {0.67}
+    np.testing.assert_array_equal(curve.get_xdata(), STEPS)
+    np.testing.assert_array_equal(curve.get_ydata(), record.accuracy)
+    assert [text.get_text() for text in axes.get_xticklabels()] == list(map(str, STEPS))
+    # One image of a thousand is no cliff.
+    flat = dataclasses.replace(record, accuracy=(0.989,) * 6, full_accuracy=0.99)
+    low, high = draw_accuracy(flat).axes[0].get_ylim()
+    assert high - low > 0.01
+
+
+@pytest.mark.spec("R7.9")
+@pytest.mark.parametrize("layers", [1, 2])
+def test_residuals_have_a_median_and_a_range_for_every_layer(layers):
+    record = make_worth(layers=layers)
+    (axes,) = (figure := draw_residuals(record.layers)).axes
+    to_svg(figure)
+    assert len(axes.lines) == len(axes.collections) == layers
+    for line, band, layer in zip(axes.lines, axes.collections, record.layers, strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), layer.residual[1])
+        heights = band.get_paths()[0].vertices[:, 1]
+        assert heights.max() == layer.residual[2].max()
+        assert heights.min() == layer.residual[0].min()
+    assert (axes.get_legend() is not None) == (layers > 1)
+
+
+@pytest.mark.spec("R7.9")
+@pytest.mark.parametrize("count", [0, 1, 6, 12, 14])
+def test_singular_values_are_steps_as_long_as_their_shares(count):
+    operators = tuple(f"W{i}" for i in range(1, count + 1)) or ("W", "W_h")
+    (layer,) = make_worth(operators=operators).layers
+    (axes,) = (figure := draw_spectra(layer)).axes
+    to_svg(figure)
+    assert len(axes.lines) == len(operators)
+    for line, spectrum in zip(axes.lines, layer.spectra, strict=True):
+        np.testing.assert_allclose(line.get_xdata(), [0, 0.1, 0.3, 0.6, 1], rtol=1e-6)
+        np.testing.assert_array_equal(line.get_ydata()[:-1], spectrum.values)
+    styles = [line.get_linestyle() for line in axes.lines]
+    assert styles == (["-", ":"] if not count else ["-" if i != 1 else "--" for i in range(count)])
+    assert (axes.get_legend() is not None) == (count <= 12)
+
+
+@pytest.mark.spec("R7.9")
+@pytest.mark.parametrize("alpha", [(), (0.5, 0.9)])
+def test_units_have_a_bar_each(alpha):
+    (layer,) = make_worth(alpha).layers
+    figure = draw_units(layer)
+    to_svg(figure)
+    heights = [[bar.get_height() for bar in axes.patches] for axes in figure.axes]
+    assert heights == [[0.3, 0.6], *([[0.5, 0.9]] if alpha else [])]
 
 
 @pytest.mark.parametrize("energy", [True, False])

@@ -37,6 +37,16 @@ figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 figcaption { font-size: 13px; margin-top: 8px; max-width: 90ch; }
 /* A caption in a row takes the width of its picture instead of widening the card. */
 .row figcaption { width: 0; min-width: 100%; }
+.table { width: fit-content; max-width: 100%; overflow-x: auto; margin: 12px 0 0;
+  padding: 10px 16px 12px; background: var(--card);
+  border: 1px solid var(--line); border-radius: 10px; }
+table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
+h3 { font-size: 13px; margin: 0 0 4px; }
+th, td { padding: 3px 0 3px 18px; text-align: right; white-space: nowrap; }
+th { color: var(--soft); font-weight: 400; }
+th:first-child, td:first-child { padding-left: 0; text-align: left; }
+td:first-child { white-space: normal; min-width: 8em; }
+tbody tr + tr td, thead + tbody td { border-top: 1px solid var(--line); }
 .missing { margin-top: 16px; border-left: 4px solid #d55e00; padding: 4px 14px; color: var(--ink); }
 details { margin-top: 44px; }
 summary { cursor: pointer; font-weight: 650; }
@@ -47,7 +57,7 @@ footer { margin-top: 44px; border-top: 1px solid var(--line); padding-top: 10px;
 @media print {
   :root { --paper: #ffffff; --card: #ffffff; --ink: #000000; --soft: #444444; --line: #cccccc; }
   main { max-width: none; padding: 0; }
-  figure, .tiles div { break-inside: avoid; }
+  figure, .tiles div, .table { break-inside: avoid; }
   h2, h2 + p { break-after: avoid; }
   details { display: none; } }
 """
@@ -106,6 +116,18 @@ def image(figure: Figure, description: str) -> str:
 def side_by_side(*parts: str) -> str:
     """Put `parts` in a row where the page is wide enough."""
     return f'<div class="row">\n{"".join(parts)}</div>\n'
+
+
+def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """Rows of texts under a header, names first; it scrolls by itself where the page is narrow."""
+
+    def line(tag: str, cells: Iterable[str]) -> str:
+        return f"<tr>{''.join(f'<{tag}>{escape(cell)}</{tag}>' for cell in cells)}</tr>\n"
+
+    header = list(header)
+    head = f"<thead>{line('th', header)}</thead>\n" if any(header) else ""
+    body = "".join(line("td", row) for row in rows)
+    return f'<div class="table"><h3>{escape(title)}</h3>\n<table>{head}<tbody>{body}</tbody></table></div>\n'
 
 
 def missing(explanation: str) -> str:

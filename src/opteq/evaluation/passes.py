@@ -18,13 +18,14 @@ from opteq.layer import SolveLog
 
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
-    """In eval mode; afterwards the network is in the mode it was in."""
-    training = network.training
+    """In eval mode; afterwards every module is in the mode it was in."""
+    modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
         yield
     finally:
-        network.train(training)
+        for module, training in modes.items():
+            module.training = training
 
 
 @contextmanager

@@ -11,6 +11,8 @@ from torch import nn
 from opteq import __version__
 from opteq.data.facts import Facts
 from opteq.evaluation.branchstudy import BranchRecord
+from opteq.evaluation.equilibriumreport import JSON, as_json, worth
+from opteq.evaluation.equilibriumstudy import study_equilibrium
 from opteq.evaluation.page import image, page, section, side_by_side
 from opteq.evaluation.record import TestRecord, evaluate
 from opteq.evaluation.scenerecord import SegmentationRecord, evaluate_scenes
@@ -21,16 +23,16 @@ from opteq.plots.masks import draw_class_scores, draw_scenes
 from opteq.plots.overview import draw_overview
 from opteq.plots.relations import draw_correlation, draw_perturbations, draw_relations
 from opteq.plots.samples import draw_samples
-from opteq.system.files import write_beside, write_file
+from opteq.system.files import write_beside, write_file, write_json
 
 
 def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
     """Evaluate `network` on the test set and write what it does into the run's folder.
 
-    Writes `record.npz` (all that the figures show), `report.html` (one self-contained page) and,
-    for networks with an equilibrium layer, `equilibrium.png` (one compact picture). The page takes
-    its headline numbers from `summary.json` and its training curves from `metrics.csv`; where one
-    of these is missing, it says so.
+    Writes `record.npz` (what the pictures of the test set show), `report.html` (one self-contained page) and,
+    for networks with an equilibrium layer, `equilibrium.png` (one compact picture) and `equilibrium.json`
+    (what equilibria are worth). The page takes its headline numbers from `summary.json` and its training
+    curves from `metrics.csv`; where one of these is missing, it says so.
 
     Args:
         run_dir: folder of the run.
@@ -55,7 +57,11 @@ def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
         record = evaluate(network, *test_set, device)
         scores, results = _scores(record), [_branches(record.branches), _predictions(record)]
     record.save(run_dir / "record.npz")
+    studied = ""
     if len(record.traces.images):
+        study = study_equilibrium(network, test_set[0], device)
+        write_json(run_dir / JSON, as_json(study))
+        studied = worth(study)
         with write_beside(run_dir / "equilibrium.png") as file:
             draw_overview(record.traces).savefig(file, format="png", dpi=150)
 
@@ -63,6 +69,7 @@ def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
         headline(summary, scores, record),
         curves,
         equilibria(record.traces),
+        studied,
         *results,
         configuration(run_dir / "config.yaml"),
     ]

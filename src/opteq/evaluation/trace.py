@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,6 +19,8 @@ from opteq.evaluation.display import Normalization, displayable
 from opteq.layer import EquilibriumLayer
 from opteq.results import State, map_state, tensors_of
 from opteq.theory.minimisers import certified_convex, kind_at
+
+Kind = TypeVar("Kind", bound=nn.Module)
 
 SHOWN_CHANNELS = 3
 
@@ -118,19 +123,25 @@ def _part(state: State, row: slice) -> State:
 
 def first_call(network: nn.Module, images: Tensor) -> tuple[EquilibriumLayer, State] | None:
     """The first equilibrium layer that `network(images)` calls and its input, if it calls one."""
-    calls: list[tuple[EquilibriumLayer, State]] = []
-
-    def note(layer: EquilibriumLayer, inputs: tuple[State, ...]) -> None:
-        calls.append((layer, inputs[0]))
-
-    layers = [module for module in network.modules() if isinstance(module, EquilibriumLayer)]
-    hooks = [layer.register_forward_pre_hook(note) for layer in layers]
-    try:
+    with noting(m for m in network.modules() if isinstance(m, EquilibriumLayer)) as calls:
         network(images)
+    return calls[0] if calls else None
+
+
+@contextmanager
+def noting(modules: Iterable[Kind]) -> Iterator[list[tuple[Kind, Any]]]:
+    """Note which of the modules are called meanwhile, in that order, and their first inputs."""
+    calls: list[tuple[Kind, Any]] = []
+
+    def note(module: Kind, inputs: tuple[Any, ...]) -> None:
+        calls.append((module, inputs[0]))
+
+    hooks = [module.register_forward_pre_hook(note) for module in modules]
+    try:
+        yield calls
     finally:
         for hook in hooks:
             hook.remove()
-    return calls[0] if calls else None
 
 
 def _no_traces() -> Traces:

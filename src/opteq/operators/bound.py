@@ -120,22 +120,34 @@ class NormMemo:
         return value
 
 
+def smaller_gram(operator: BoundOperator) -> tuple[Callable[[Tensor], Tensor], tuple[int, ...]]:
+    """`WᵀW`, or `WWᵀ` where that acts on fewer numbers, on batches of the shape that is returned with it."""
+    if math.prod(operator.codomain) < math.prod(operator.domain):
+        return lambda y: operator(operator.adjoint(y)), operator.codomain
+    return lambda x: operator.adjoint(operator(x)), operator.domain
+
+
+def gram_matrix(operator: BoundOperator) -> Tensor:
+    """The matrix of `smaller_gram`, in float64."""
+    weights = tuple(w.double() for w in operator.tensors)
+    product, shape = smaller_gram(operator.with_tensors(weights))
+    gram = torch.eye(
+        math.prod(shape), dtype=torch.float64, device=weights[0].device if weights else torch.device("cpu")
+    )
+    for rows in gram.split(_ROWS):
+        rows.copy_(product(rows.view(-1, *shape)).flatten(1))
+    return gram
+
+
 def dense_norm_bound(operator: BoundOperator) -> Tensor:
     """A bound on `‖W‖₂` from the smaller of `WᵀW` and `WWᵀ`; infinite where both are too large."""
     domain, codomain = operator.domain, operator.codomain
     sizes = math.prod(domain), math.prod(codomain)
     weights = operator.tensors
     options = {"dtype": torch.float64, "device": weights[0].device if weights else None}
-    n = min(sizes)
-    if n > _LARGEST:
+    if min(sizes) > _LARGEST:
         return torch.tensor(math.inf, **options)
-    exact = operator.with_tensors(tuple(w.double() for w in weights))
-    first, second, shape = (
-        (exact.adjoint, exact, codomain) if n < sizes[0] else (exact, exact.adjoint, domain)
-    )
-    gram = torch.eye(n, **options)
-    for rows in gram.split(_ROWS):
-        rows.copy_(second(first(rows.view(-1, *shape))).flatten(1))
+    gram = gram_matrix(operator)
     # Sums of products are wrong by at most ε times their number of terms times what they come to without
     # signs. Of a plain W that is |W|ᵀ|W|, whose norm is at most the trace of WᵀW. The factors of a product
     # may cancel, so there the Schur test has to bound it: the largest row sum times the largest column sum.

@@ -105,25 +105,53 @@ def extreme_ritz_values(
         Two tensors `(batch,)` in float64; NaN for a sample whose products are not finite.
     """
     start = torch.randn(like[:1].shape, generator=torch.Generator().manual_seed(0)).to(like)
-    direction = start.expand_as(like).flatten(1)
-    basis, images = [], []
-    for _ in range(min(steps, direction.shape[1])):
-        length = direction.norm(dim=1, keepdim=True)
-        scale = images[-1].norm(dim=1, keepdim=True) if images else 0 * length
-        # What is left after orthogonalisation is rounding once the space of a sample is exhausted.
-        alive = length > 10 * torch.finfo(like.dtype).eps * scale
-        basis.append(torch.where(alive, direction / length, 0))
-        images.append(product(basis[-1].view_as(like)).flatten(1))
-        known = torch.stack(basis, 1)
-        direction = images[-1]
-        for _ in range(2):
-            direction = direction - ((known @ direction[..., None]).mT @ known)[:, 0]
-    known = torch.stack(basis, 1)
-    projected = (known @ torch.stack(images, 1).mT).double()
-    # An exhausted space adds rows of zeros; a Rayleigh quotient in their place adds nothing.
-    exhausted = (known.norm(dim=2) == 0).double()
-    projected = projected + torch.diag_embed(exhausted * projected[:, :1, 0])
+    rows = start.expand_as(like).flatten(1)
+    projected = _projected(lambda v: product(v.view_as(like)).flatten(1), rows, steps)
     finite = projected.isfinite().all(2).all(1)[:, None]
-    values = torch.linalg.eigvalsh(torch.where(finite[..., None], (projected + projected.mT) / 2, 0.0))
+    values = torch.linalg.eigvalsh(torch.where(finite[..., None], projected, 0.0))
     values = torch.where(finite, values, torch.nan)
     return values[:, 0], values[:, -1]
+
+
+def spectral_quadrature(
+    product: Callable[[Tensor], Tensor], start: Tensor, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Nodes and weights of the Gauss quadrature of a symmetric operator's spectrum, as seen from `v`.
+
+    `Σ_j τ_j f(θ_j)` is `vᵀf(A)v / ‖v‖²` for polynomials `f` of degree below twice the steps, and for random
+    `v` of independent standard normal entries about the mean of `f` over the eigenvalues (stochastic Lanczos
+    quadrature, Ubaru, Chen and Saad 2017). The nodes `θ_j` are Ritz values: they lie within the spectrum.
+
+    Args:
+        product: `v ↦ A v` on tensors `(1, n)`.
+        start: `v`, `(1, n)`.
+        steps: most products; so many vectors are kept.
+
+    Returns:
+        `θ` and `τ`, which sums to 1, each `(steps,)` in float64.
+    """
+    projected = _projected(product, start, steps)
+    nodes, vectors = torch.linalg.eigh(projected[0])
+    return nodes, vectors[0].square()
+
+
+def _projected(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> Tensor:
+    """`(batch, k, k)` `VᵀAV` in float64, `V` orthonormal in the Krylov space of each row of `start`."""
+    steps = min(steps, start.shape[1])
+    basis = start.new_zeros(len(start), steps, start.shape[1])
+    projected = torch.zeros(len(start), steps, steps, dtype=torch.float64, device=start.device)
+    direction, scale = start, torch.zeros_like(start[:, :1])
+    for k in range(steps):
+        length = direction.norm(dim=1, keepdim=True)
+        # What is left after orthogonalisation is rounding once the space of a sample is exhausted.
+        alive = length > 10 * torch.finfo(start.dtype).eps * scale
+        basis[:, k] = torch.where(alive, direction / length, 0)
+        direction = product(basis[:, k])
+        scale, known = direction.norm(dim=1, keepdim=True), basis[:, : k + 1]
+        row = (known @ direction[..., None])[..., 0].double()
+        # An exhausted space adds rows of zeros; a Rayleigh quotient in their place adds nothing.
+        row[:, k] += torch.where(alive[:, 0], 0, projected[:, 0, 0])
+        projected[:, k, : k + 1] = projected[:, : k + 1, k] = row
+        for _ in range(2):
+            direction = direction - ((known @ direction[..., None]).mT @ known)[:, 0]
+    return projected

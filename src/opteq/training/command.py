@@ -29,6 +29,7 @@ import opteq.models.heads
 import opteq.models.stems  # noqa: F401
 from opteq.data.facts import Facts
 from opteq.errors import ConfigError, OpteqError
+from opteq.layer import EquilibriumLayer
 from opteq.models.loading import ModelCard, save_network
 from opteq.models.parts import complete
 from opteq.system.locks import exclusive
@@ -51,6 +52,7 @@ from opteq.training.runs import (
     Run,
     latest_run,
     resume_run,
+    run_folder,
     save_config,
     start_run,
 )
@@ -140,6 +142,10 @@ class TrainingCLI(LightningCLI):
             parser.add_argument("--run", type=str | None, default=None, help="Name of the run.")
             parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
             parser.add_argument("--report", type=bool, default=True, help="Write report.html at the end.")
+        if subcommand == "test":
+            parser.add_argument(
+                "--equilibrium", type=bool, default=False, help="Also measure what equilibria are worth."
+            )
         if subcommand == "predict":
             parser.add_argument("--images", type=str, required=True, help="Folder of images, or one image.")
             parser.add_argument("--output", type=str, default="predictions.csv", help="CSV file to write.")
@@ -231,8 +237,11 @@ class TrainingCLI(LightningCLI):
         self.trainer.validate(**objects, ckpt_path=_required(ckpt_path, "validate"), weights_only=True)
 
     def test(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
-        """Evaluate a checkpoint on the test images."""
-        self.trainer.test(**objects, ckpt_path=_required(ckpt_path, "test"), weights_only=True)
+        """Evaluate a checkpoint on the test images, on request with what its equilibria are worth."""
+        checkpoint = _required(ckpt_path, "test")
+        self.trainer.test(**objects, ckpt_path=checkpoint, weights_only=True)
+        if self.config.test.equilibrium and self.trainer.is_global_zero:
+            self.outcome = self._study_equilibrium(run_folder(checkpoint))
 
     def predict(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Classify the images of a folder with a checkpoint."""
@@ -300,6 +309,17 @@ class TrainingCLI(LightningCLI):
 
             self.outcome += f"; look at {write_report(folder, network, self.facts)}"
         self.outcome += "."
+
+    def _study_equilibrium(self, folder: Path) -> str:
+        """Write what the equilibria of the tested network are worth; returns it as tables."""
+        network = self.model.network
+        if not any(isinstance(module, EquilibriumLayer) for module in network.modules()):
+            return "This network has no equilibrium layer: there is no equilibrium to show."
+        from opteq.evaluation.equilibriumreport import write_equilibrium
+        from opteq.evaluation.equilibriumstudy import study_equilibrium
+
+        record = study_equilibrium(network, self.facts.test_dataloader(), self.trainer.strategy.root_device)
+        return write_equilibrium(folder, record)
 
     def _how_to_go_on(self) -> str:
         if self.subcommand != "fit":

@@ -5,7 +5,7 @@
 `metrics.csv`             one row per epoch      `tensorboard/`     the same for TensorBoard
 `checkpoints/`            best and last          `summary.json`     results
 `model.safetensors`       weights of the best    `model.json`       what the weights belong to
-`report.html`             results to look at
+`report.html`             results to look at     `equilibrium.json`   what equilibria are worth
 ========================= ====================== =======================================
 """
 
@@ -144,6 +144,12 @@ def checkpoint_options(folder: Path, trust: bool = False) -> list[str]:
     if not trust:
         check_trusted(read_config(str(config)))
     return ["--config", str(config), "--ckpt_path", str(folder / CHECKPOINTS / BEST)]
+
+
+def run_folder(checkpoint: Path) -> Path:
+    """The folder of the run that a checkpoint belongs to; the checkpoint's own where it lies elsewhere."""
+    folder = checkpoint.parent
+    return folder.parent if folder.name == CHECKPOINTS else folder
 
 
 def save_config(folder: Path, config: Mapping[str, Any]) -> None:

@@ -1,0 +1,235 @@
+"""What an equilibrium is worth, as tables, as a section of the report and as files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+
+from opteq.evaluation.equilibriumstudy import EquilibriumRecord, KernelRecord, LayerRecord
+from opteq.evaluation.page import image, section, side_by_side, table
+from opteq.plots.worth import draw_accuracy, draw_residuals, draw_spectra, draw_units
+from opteq.system.files import write_beside, write_json
+
+JSON = "equilibrium.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of texts under a header, with what they are about."""
+
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        lines = [self.header, *self.rows]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        # Names to the left, numbers to the right.
+        texts = (
+            "  ".join(
+                cell.ljust(width) if place == 0 else cell.rjust(width)
+                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+            ).rstrip()
+            for line in lines
+        )
+        return "\n".join([self.title, *(f"  {text}" for text in texts)])
+
+
+def tables(record: EquilibriumRecord) -> list[Table]:
+    """The numbers of a record."""
+    found = [_iterations(record)]
+    for layer in record.layers:
+        found += [_units(layer), *([_kernels(layer)] if layer.kernels else [])]
+    return [t for t in [*found, _sizes(record)] if t.rows]
+
+
+def worth(record: EquilibriumRecord) -> str:
+    """The section of the report."""
+    lost = record.full_accuracy - record.accuracy[0]
+    explanation = (
+        f"With one evaluation of the map in place of every equilibrium {record.accuracy[0]:.2%} of the"
+        f" answers are right, with the equilibrium {record.full_accuracy:.2%}: it is worth"
+        f" {100 * lost:.2f} points of accuracy."
+    )
+    figures = [image(figure, text) for _, figure, text in _figures(record)]
+    numbers = [table(t.title, t.header, t.rows) for t in tables(record)]
+    return section(
+        "What the equilibrium is worth", explanation, side_by_side(*figures), side_by_side(*numbers)
+    )
+
+
+def write_equilibrium(folder: Path, record: EquilibriumRecord) -> str:
+    """Write `equilibrium.json` and the pictures `equilibrium-*.png` into a folder.
+
+    Returns:
+        The tables, and what was written.
+    """
+    write_json(folder / JSON, as_json(record))
+    names = []
+    for kind, figure, _ in _figures(record):
+        names.append(f"equilibrium-{kind}.png")
+        with write_beside(folder / names[-1]) as file:
+            figure.savefig(file, format="png", dpi=150)
+    texts = "\n\n".join(map(str, tables(record)))
+    return f"{texts}\n\nWrote {JSON}, {', '.join(names)} into {folder}."
+
+
+def as_json(record: EquilibriumRecord) -> dict[str, Any]:
+    """The record in plain values; numbers that are not known are null."""
+    content = asdict(record)
+    for layer, values in zip(record.layers, content["layers"], strict=True):
+        for kernel, own in zip(layer.kernels, values["kernels"], strict=True):
+            own |= {name: getattr(kernel, name) for name in _DERIVED}
+    return _plain(content)
+
+
+_DERIVED = ("norm", "remark1", "remark2", "generalization", "lipschitz")
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case dict():
+            return {key: _plain(part) for key, part in value.items()}
+        case list() | tuple():
+            return [_plain(part) for part in value]
+        case np.ndarray() | torch.Tensor():
+            return _plain(value.tolist())
+        case float() if not math.isfinite(value):
+            return None
+    return value
+
+
+def _figures(record: EquilibriumRecord) -> list[tuple[str, Figure, str]]:
+    """The pictures: what they are called, and their captions."""
+    accuracy = "Accuracy with K plain iterations z ← T(z) in place of the equilibrium."
+    residual = (
+        "Relative residual along the plain iteration: median over test images, and the range between the 10th"
+        " and the 90th percentile."
+    )
+    found = [
+        ("accuracy", draw_accuracy(record), accuracy),
+        ("residual", draw_residuals(record.layers), residual),
+    ]
+    for layer in record.layers:
+        several = len(record.layers) > 1
+        name, where = (f"-{layer.name}", f" of {layer.name}") if several else ("", "")
+        if layer.spectra:
+            text = f"Singular values of the operators{where} as they act on images of this size"
+            if any(spectrum.kind == "estimate" for spectrum in layer.spectra):
+                text += "; dashed: estimated by stochastic Lanczos quadrature"
+            if layer.kernels:
+                text += "; dotted: of the projections of patches"
+            found.append((f"spectra{name}", draw_spectra(layer), f"{text}."))
+        if len(layer.active) > 1 or layer.alpha:
+            text = f"Share of the units{where} with a slope σ'(a) ≠ 0 at the equilibrium"
+            text += ", and the weights α of the skip connections." if layer.alpha else "."
+            found.append((f"units{name}", draw_units(layer), text))
+    return found
+
+
+def _iterations(record: EquilibriumRecord) -> Table:
+    rows = [["accuracy", *(f"{a:.2%}" for a in (*record.accuracy, record.full_accuracy))]]
+    for layer in record.layers:
+        name = f"residual of {layer.name}" if len(record.layers) > 1 else "residual, median"
+        rows.append([name, *(f"{layer.residual[1, k]:.1e}" for k in record.steps), ""])
+    header = ["iterations K", *map(str, record.steps), "z*"]
+    return Table(f"Accuracy without the equilibrium, {record.samples:,} test images", header, rows)
+
+
+def _units(layer: LayerRecord) -> Table:
+    rows = []
+    # W_h have no unit of their own.
+    units = zip_longest(layer.operators, layer.spectra, layer.active, layer.alpha)
+    for place, (name, spectrum, active, alpha) in enumerate(units, start=1):
+        values = ["", "", "", ""]
+        if spectrum is not None:
+            sizes = f"{math.prod(spectrum.domain):,} → {math.prod(spectrum.codomain):,}"
+            known = "" if spectrum.kind == "exact" else "≈ "
+            values = [sizes, *(f"{known}{v:.3f}" for v in (spectrum.largest, spectrum.above(0.5)))]
+            values.append(f"{known}{spectrum.above(1.0):.3f}")
+        rows.append(
+            [
+                name or f"unit {place}",
+                *values,
+                "" if active is None else f"{active:.1%}",
+                "" if alpha is None else f"{alpha:.3f}",
+            ]
+        )
+    header = ["operator", "numbers", "largest σ", "median σ", "smallest σ", "active units", "α"]
+    return _without_empty(Table(f"Operators of {_title(layer)}", header, rows))
+
+
+def _sizes(record: EquilibriumRecord) -> Table:
+    rows = []
+    for layer in record.layers:
+        where = f" of {layer.name}" if len(record.layers) > 1 else ""
+        rows.append([f"input ‖x‖{where}", "", *(f"{v:.3g}" for v in layer.input_norm)])
+        norms = [f"{v:.3g}" for v in layer.output_norm]
+        scales = [f"{v:.3g}" for v in layer.scale]
+        if len(scales) == 1:
+            rows.append([f"equilibrium z*{where}", *scales, *norms])
+        else:
+            rows.append([f"equilibrium z*{where}", "", *norms])
+            rows += [[f"branch {i}{where}", scale, "", ""] for i, scale in enumerate(scales, start=1)]
+    if math.isfinite(record.head_scale):
+        rows.append(["features at the last linear layer", f"{record.head_scale:.3g}", "", ""])
+    return Table("Sizes", ["", "root mean square", "median norm", "largest norm"], rows)
+
+
+def _kernels(layer: LayerRecord) -> Table:
+    def column(kernel: KernelRecord) -> list[str]:
+        gaussian, weights, unit = kernel.generalization
+        geq, opteq = kernel.lipschitz
+        return [
+            *(f"{v:.3g}" for v in (kernel.largest_weight, math.sqrt(kernel.gamma), kernel.W_norm**2)),
+            *map(_number, (kernel.norm, kernel.U_norm, kernel.bias_norm, kernel.classifier_norm)),
+            f"{kernel.size:.3g}",
+            *map(_number, (gaussian, weights, unit)),
+            "yes" if kernel.remark1 else "no",
+            *map(_number, (geq, opteq)),
+            "yes" if kernel.remark2 else "no",
+        ]
+
+    names = [
+        "β_max, largest weight of a patch",
+        "√γ, largest",
+        "m = ‖WᵀW‖",
+        "μ, largest of the norms",
+        "‖U‖",
+        "‖b‖",
+        "‖W_c‖ of the last linear layer",
+        "B, largest ‖x‖ or ‖y*‖",
+        "β_max μ/(1 - β_max m)",
+        "(2μβ_max + 1)/(1 - β_max m)",
+        "1/(1 - m)",
+        "Remark 1 applies: β_max < 0.8, 0.9 < μ, m < 1",
+        "L_geq",
+        "L_opteq",
+        "Remark 2 applies: β_max < 0.8, B < 1, √γ < 0.2",
+    ]
+    columns = [column(kernel) for kernel in layer.kernels]
+    header = ["", *(f"kernel {i}" if len(columns) > 1 else "" for i in range(1, len(columns) + 1))]
+    rows = [[name, *cells] for name, *cells in zip(names, *columns, strict=True)]
+    return Table(f"Remarks 1 and 2 of Li et al. 2023 for {_title(layer)}", header, rows)
+
+
+def _title(layer: LayerRecord) -> str:
+    return f"{layer.name} ({layer.map})" if layer.name else layer.map
+
+
+def _number(value: float) -> str:
+    return f"{value:.3g}" if math.isfinite(value) else "–"
+
+
+def _without_empty(table: Table) -> Table:
+    """The table without the columns in which there is nothing."""
+    kept = [place for place in range(len(table.header)) if any(row[place] for row in table.rows)]
+    return Table(table.title, [table.header[i] for i in kept], [[row[i] for i in kept] for row in table.rows])
