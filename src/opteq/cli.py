@@ -6,6 +6,7 @@ import sys
 from argparse import ArgumentParser
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 from opteq.configs import presets, read_config, resolve_config
 from opteq.errors import ConfigError, OpteqError
@@ -18,7 +19,7 @@ opteq trains and examines optimization-induced equilibrium models.
   opteq fit --config NAME_OR_FILE      train; leaves runs/NAME with checkpoints and report.html
   opteq test RUN                       evaluate the best checkpoint on the test images
   opteq validate RUN                   the same on the validation images
-  opteq predict RUN FOLDER_OR_IMAGE    classify images, into predictions.csv
+  opteq predict RUN FOLDER_OR_IMAGE    classify images, into RUN/predictions.csv
   opteq reproduce                      list the tables of the papers that can be reproduced
   opteq reproduce TABLE                train and compare its rows; a second call goes on
 
@@ -59,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         # So that options can name classes in files of the current folder.
         sys.path.append(os.getcwd())
+        # Names of files need not be text that the terminal can show.
+        sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
         # Here rather than at exit, where nothing can be done about a reader that has gone.
@@ -84,7 +87,8 @@ def _run(arguments: list[str]) -> None:
     command, options = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in (*COMMANDS, "reproduce"):
         keep_freed_memory()
-    if command in ("-h", "--help") or (command in COMMANDS and {"-h", "--help"} & set(options)):
+    wants_help = bool({"-h", "--help"} & set(options))
+    if command in ("-h", "--help") or (command in ("fit", "validate", "test") and wants_help):
         print(HELP, end="")
     elif command == "--version":
         from opteq import __version__
@@ -96,7 +100,7 @@ def _run(arguments: list[str]) -> None:
         _list_presets()
     elif command == "reproduce":
         _reproduce(options)
-    elif command == "predict" and options and not options[0].startswith("-"):
+    elif command == "predict" and (wants_help or (options and not options[0].startswith("-"))):
         _predict(options)
     elif command in COMMANDS:
         _train_or_evaluate(command, options)
@@ -118,19 +122,31 @@ def _print_entries(entries: Sequence[tuple[str, str, str]]) -> None:
         print(f"{'':{width}}{second}")
 
 
+class _Parser(ArgumentParser):
+    """Says what is wrong in one sentence, as everything here does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help.")
+
+
 def _predict(options: list[str]) -> None:
-    parser = ArgumentParser(prog="opteq predict")
+    parser = _Parser(
+        prog="opteq predict",
+        description="Classify images with a finished run; images that cannot be read are named and left out.",
+        allow_abbrev=False,
+    )
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("images", type=Path, help="folder of images, or one image")
-    parser.add_argument("--output", type=Path, default=Path("predictions.csv"), help="CSV file to write")
+    parser.add_argument("--output", type=Path, help="CSV file to write; RUN/predictions.csv, or -2, -3, …")
     _add_trust(parser)
     chosen = parser.parse_args(options)
 
     from opteq.models.loading import ModelCard, load
-    from opteq.training.predict import predict_to_file
+    from opteq.training.predict import default_output, predict_to_file
 
     network = load(chosen.run, chosen.trust == "true")
-    print(predict_to_file(network, ModelCard.read(chosen.run), chosen.images, chosen.output))
+    output = chosen.output or default_output(chosen.run)
+    print(predict_to_file(network, ModelCard.read(chosen.run), chosen.images, output))
 
 
 def _reproduce(options: list[str]) -> None:
@@ -140,7 +156,7 @@ def _reproduce(options: list[str]) -> None:
         tables = [read_table(name) for name in table_names()]
         _print_entries([(t.name, t.title, f"{t.source}; {len(trainings(t))} trainings") for t in tables])
         return
-    parser = ArgumentParser(
+    parser = _Parser(
         prog="opteq reproduce",
         description="Train and compare the rows of a table; without a table, list those that there are.",
         epilog="Options of opteq fit apply to all rows, for example --data.root DIR.",
@@ -166,7 +182,7 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
     if options and not options[0].startswith("-"):
         if command == "fit":
             raise ConfigError(f"Expected options after opteq fit; did you mean --config {options[0]}?")
-        parser = ArgumentParser(prog=f"opteq {command}", add_help=False, allow_abbrev=False)
+        parser = _Parser(prog=f"opteq {command}", add_help=False, allow_abbrev=False)
         parser.add_argument("run", type=Path)
         _add_trust(parser)
         chosen, options = parser.parse_known_args(options)

@@ -162,7 +162,7 @@ class TestData:
 
     def test_empty_folder(self, fit, tmp_path):
         (tmp_path / "train" / "a").mkdir(parents=True)
-        assert "needs one folder per class with at least one image" in fit()
+        assert f"The folder {tmp_path}/train/a holds no images" in fit()
 
     def test_unreadable_image(self, fit, images):
         (images / "train" / "a" / "3.png").write_bytes(b"not an image")
@@ -250,7 +250,7 @@ class TestCheckpoints:
         status, out, _ = opteq("predict", copy, "images")
         first, second = out.splitlines()
         assert status == 0
-        assert first == "Wrote 1 prediction to predictions.csv."
+        assert first == f"Wrote 1 prediction to {copy}/predictions.csv."
         assert second.startswith("Skipped: Could not read the image images/1.png")
 
     def test_truncated_weights(self, refuses, copy, tmp_path):

@@ -250,8 +250,8 @@ class TestPredict:
     def test_run_and_folder(self, finished, folder, opteq, tmp_path):
         status, out, err = opteq("predict", finished, folder)
         assert status == 0, err
-        assert "Wrote 5 predictions to predictions.csv" in out
-        rows = rows_of(tmp_path / "predictions.csv")
+        assert f"Wrote 5 predictions to {finished}/predictions.csv" in out
+        rows = rows_of(finished / "predictions.csv")
         assert [row["path"] for row in rows] == [str(folder / f"{i}.png") for i in range(5)]
         assert {row["converged"] for row in rows} == {"True"}
 

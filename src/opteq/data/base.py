@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from opteq.data.facts import Task
-from opteq.data.images import Images
+from opteq.data.images import ArrayImages, Images
 from opteq.data.preprocess import Augmentation, Normalization, Preprocess
 from opteq.data.splits import stratified_split
 from opteq.errors import ConfigError
@@ -104,11 +104,16 @@ class ImageDataModule(LightningDataModule):
         """
 
     def setup(self, stage: str) -> None:
-        """Read what a stage (`"fit"`, `"validate"` or `"test"`) needs; reads nothing twice."""
-        if stage == "test" and self._test is None:
-            self._test = self._require("test").in_memory()
+        """Read what a stage (`"fit"`, `"validate"` or `"test"`) needs; reads nothing twice.
+
+        A training is tested at its end: what is wrong with the test images is found before it.
+        """
         if stage in ("fit", "validate") and self._val is None:
             self._read_training_splits()
+        if stage in ("fit", "test") and self._test is None:
+            self._test = self._require("test").in_memory()
+            if stage == "fit" and not isinstance(self._test, ArrayImages):
+                self._test.check()
 
     def train_dataloader(self) -> Loader:
         train = self._loaded(self._train)

@@ -49,7 +49,7 @@ class Facts:
         """One name per class, in the order of the labels.
 
         Raises:
-            ConfigError: There are none.
+            ConfigError: There are none, or only one.
         """
         names = getattr(self.data, "class_names", None)
         if not names:
@@ -57,6 +57,8 @@ class Facts:
                 f"Expected {type(self.data).__name__} to have `class_names`, a list with the name of each"
                 " class, as an attribute or a property, once `setup` was called."
             )
+        if len(names) < 2:
+            raise ConfigError(f"{self.title} has the one class {names[0]}; give at least two to tell apart.")
         return tuple(names)
 
     @property

@@ -10,6 +10,15 @@ from typing import Any, BinaryIO
 from opteq.errors import ConfigError
 
 
+def readable(name: str) -> str:
+    """The name of a file or folder as text: in UTF-8, or else in Latin-1, which any name can be read in."""
+    encoded = os.fsencode(name)
+    try:
+        return encoded.decode("utf-8")
+    except UnicodeDecodeError:
+        return encoded.decode("latin-1")
+
+
 @contextmanager
 def write_beside(path: Path) -> Iterator[BinaryIO]:
     """Open a file beside `path` that takes its place once it is complete and on the disk.

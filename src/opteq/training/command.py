@@ -45,8 +45,9 @@ from opteq.training.meter import TrainingMeter
 from opteq.training.metrics_csv import MetricsCSV
 from opteq.training.module import ClassifierModule
 from opteq.training.parse_errors import explain, own_error
-from opteq.training.predict import predict_to_file
+from opteq.training.predict import default_output, predict_to_file
 from opteq.training.runs import (
+    CHECKPOINTS,
     METRICS,
     Run,
     latest_run,
@@ -142,7 +143,12 @@ class TrainingCLI(LightningCLI):
             parser.add_argument("--report", type=bool, default=True, help="Write report.html at the end.")
         if subcommand == "predict":
             parser.add_argument("--images", type=str, required=True, help="Folder of images, or one image.")
-            parser.add_argument("--output", type=str, default="predictions.csv", help="CSV file to write.")
+            parser.add_argument(
+                "--output",
+                type=str | None,
+                default=None,
+                help="CSV file to write; in the run by default.",
+            )
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -236,13 +242,14 @@ class TrainingCLI(LightningCLI):
 
     def predict(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Classify the images of a folder with a checkpoint."""
-        checkpoint = read_checkpoint(_required(ckpt_path, "predict"))
+        path = _required(ckpt_path, "predict")
+        checkpoint = read_checkpoint(path)
         self.model.on_load_checkpoint(checkpoint)
         self.model.load_state_dict(checkpoint["state_dict"])
         options = self.config.predict
-        self.outcome = predict_to_file(
-            self.model.network, self._card(), Path(options.images), Path(options.output)
-        )
+        run = path.parent.parent if path.parent.name == CHECKPOINTS else path.parent
+        output = Path(options.output) if options.output else default_output(run)
+        self.outcome = predict_to_file(self.model.network, self._card(), Path(options.images), output)
 
     @property
     def _headline(self) -> str:
