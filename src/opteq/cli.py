@@ -4,9 +4,9 @@ import json
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from opteq.configs import presets, read_config, resolve_config
 from opteq.errors import ConfigError, OpteqError
@@ -29,6 +29,9 @@ Options change a configuration, for example
   --model.network.stem.channels 96       channels of the features, and of what follows from them
   --model.network.body.solver Anderson   the solver of its body, then any option of that,
   --model.network.body.solver.tol 1e-4   which has to come after its name
+  --model.optimizer torch.optim.RAdam    sgd, adamw, or a class of optimizers, then any option of that
+  --model.class_weights balanced         rare classes count as much as frequent ones in the loss,
+  --data.balanced true                   or are drawn as often
   --data.root DIR                        where the data set is
   --data.batch_size 32                   images in a batch
   --trainer.gradient_clip_val 1          and every other option of Lightning's Trainer
@@ -42,6 +45,8 @@ Classes of your own are named like --model.network.body mine.Body, for one in mi
 """
 
 COMMANDS = ("fit", "validate", "test", "predict")
+# Options of data modules that hold for one data set alone.
+OF_ONE_DATA_SET = ("root", "train_limit", "classes", "superclasses")
 USER_ERROR = 2
 INTERRUPTED = 130
 CLOSED = 141
@@ -126,7 +131,7 @@ class _Parser(ArgumentParser):
     """Says what is wrong in one sentence, as everything here does."""
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(f"{self.prog}: {message}; see {self.prog} --help.")
+        raise ConfigError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
 
 
 def _predict(options: list[str]) -> None:
@@ -203,16 +208,28 @@ def _add_trust(parser: ArgumentParser) -> None:
 
 
 def _find_configs(options: list[str]) -> tuple[list[str], Path]:
-    """Replace presets and files by the options that they hold; also returns the last configuration file."""
-    found, path = [], Path("run")
-    takes_config = False
-    for option in options:
-        flag, equals, value = option.partition("=")
-        if takes_config or (flag == "--config" and equals):
-            path = resolve_config(option if takes_config else value)
-            options_in_file = json.dumps(read_config(str(path)))
-            found.append(options_in_file if takes_config else f"--config={options_in_file}")
-        else:
-            found.append(option)
-        takes_config = option in ("--config", "-c")
-    return found, path
+    """Replace presets and files by the options that they hold; also returns the last configuration file.
+
+    They come first: the other options change what they hold, wherever they stand.
+    """
+    parser = _Parser(prog="opteq", add_help=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
+    chosen, others = parser.parse_known_args(options)
+    paths = [resolve_config(name) for name in chosen.config]
+    configs = [_for_other_data(read_config(str(path)), others) for path in paths]
+    found = [f"--config={json.dumps(config)}" for config in configs]
+    return found + others, paths[-1] if paths else Path("run")
+
+
+def _for_other_data(config: dict[str, Any], options: list[str]) -> dict[str, Any]:
+    """`config`, without what it says of its own data set where the options name another one."""
+    parser = _Parser(prog="opteq", add_help=False, allow_abbrev=False)
+    parser.add_argument("--data", "--data.class_path")
+    named = parser.parse_known_args(options)[0].data
+    data = config.get("data")
+    if named is None or not isinstance(data, Mapping) or not isinstance(data.get("init_args"), Mapping):
+        return config
+    if str(data.get("class_path")).rpartition(".")[2] == named.rpartition(".")[2]:
+        return config
+    kept = {name: value for name, value in data["init_args"].items() if name not in OF_ONE_DATA_SET}
+    return config | {"data": {**data, "init_args": kept}}

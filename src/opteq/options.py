@@ -9,6 +9,8 @@ from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from torch import nn
+
 from opteq.errors import ConfigError
 
 C = TypeVar("C", bound=type)
@@ -73,15 +75,23 @@ def is_whole(value: object) -> TypeGuard[int]:
 
 
 def check_count(name: str, value: object) -> None:
-    """Raise a `ConfigError` unless the argument `name` is a whole number of at least 1."""
+    """Raise a `ConfigError` unless the argument `name` is a whole number from 1 to what a tensor may have."""
     if not (is_whole(value) and value >= 1):
         raise ConfigError(f"Expected `{name}` to be a whole number of at least 1, got {value!r}.")
+    if value >= 2**31:
+        raise ConfigError(f"Expected `{name}` to be less than 2³¹, got {value!r}.")
 
 
 def check_flag(name: str, value: object) -> None:
     """Raise a `ConfigError` unless the argument `name` is True or False."""
     if type(value) is not bool:
         raise ConfigError(f"Expected `{name}` to be True or False, got {value!r}.")
+
+
+def check_module(name: str, value: object) -> None:
+    """Raise a `ConfigError` unless the argument `name` is a torch module."""
+    if not isinstance(value, nn.Module):
+        raise ConfigError(f"Expected `{name}` to be a torch module, got {value!r}.")
 
 
 def require(condition: bool, owner: object, name: str, expected: str) -> None:

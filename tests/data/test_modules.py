@@ -110,6 +110,19 @@ class TestDigits:
         ((_, labels),) = data.train_dataloader()
         assert labels.bincount().tolist() == [10] * 10
 
+    def test_balanced_batches_draw_every_class_equally_often(self):
+        torch.manual_seed(0)
+        data = Digits(batch_size=100, balanced=True)
+        data.setup("fit")
+        # Of 1293 images, all but 13 of the class 3 are of the class 7.
+        data._train.labels = torch.full((1293,), 7)
+        data._train.labels[:13] = 3
+        assert data.class_counts.tolist() == [0, 0, 0, 13, 0, 0, 0, 1280, 0, 0]
+        drawn = torch.cat([y for _, y in data.train_dataloader()])
+        assert len(drawn) == 1200
+        # Five standard deviations of a fair coin.
+        assert abs((drawn == 3).float().mean() - 0.5) < 5 * 0.5 / 1200**0.5
+
     def test_nothing_is_read_twice(self, monkeypatch):
         data = prepared(Digits())
         monkeypatch.setattr(data, "read", lambda split: pytest.fail("read again"))
@@ -325,7 +338,7 @@ class TestImageFolder:
             os.rename(os.fsencode(tmp_path / part / "b"), os.fsencode(tmp_path / part) + b"/caf\xe9")
         assert prepared(ImageFolder(root, image_size=8)).class_names == ("a", "café")
         shutil.copytree(tmp_path / "train" / "a", tmp_path / "train" / "café")
-        with pytest.raises(ConfigError, match="same name in UTF-8 and in Latin-1"):
+        with pytest.raises(ConfigError, match="one name, in UTF-8 and Latin-1"):
             prepared(ImageFolder(root, image_size=8))
 
     @pytest.mark.parametrize("budget", [0, 10**9])

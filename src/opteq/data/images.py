@@ -54,6 +54,10 @@ class Images(Dataset[Any], ABC):
     def in_memory(self) -> "Images":
         """The same images decoded, or the images as they are where that would need too much memory."""
 
+    def class_counts(self, classes: int) -> Tensor:
+        """Number of images, or of pixels, of each class."""
+        return count_labels(self.labels, classes)
+
     def check(self) -> None:
         """Read every image once, so that a damaged file is found now rather than after a training.
 
@@ -63,6 +67,11 @@ class Images(Dataset[Any], ABC):
         with ThreadPoolExecutor() as pool:
             for _ in pool.map(lambda index: self.__getitems__([index]), range(len(self))):
                 pass
+
+
+def count_labels(labels: Tensor, classes: int) -> Tensor:
+    """How often each class is among labels, some of which may be of none."""
+    return labels[labels < classes].long().bincount(minlength=classes)
 
 
 class ArrayImages(Images):

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, functional, v2
 
-from opteq.data.images import MEMORY_BUDGET_BYTES, ArrayImages, Images, opened, read_pixels
+from opteq.data.images import MEMORY_BUDGET_BYTES, ArrayImages, Images, count_labels, opened, read_pixels
 from opteq.data.preprocess import Normalization, Preprocess
 from opteq.errors import ConfigError
 
@@ -73,6 +73,9 @@ class FileScenes(Images):
     def subset(self, indices: Tensor) -> "FileScenes":
         images, masks = ([paths[i] for i in indices.tolist()] for paths in (self.images, self.masks))
         return FileScenes(images, masks, self.size, self.classes, self.num_classes, self.channels)
+
+    def class_counts(self, classes: int) -> Tensor:
+        return torch.stack([count_labels(self._read_mask(mask), classes) for mask in self.masks]).sum(0)
 
     def in_memory(self) -> Images:
         if len(self) * (self.channels + 1) * self.size[0] * self.size[1] > MEMORY_BUDGET_BYTES:

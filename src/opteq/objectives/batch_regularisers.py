@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError
 from opteq.objectives.regularisers import Regulariser
+from opteq.options import check_count, is_number, is_whole
 
 
 class BatchRegulariser(nn.Module, Regulariser):
@@ -125,8 +126,8 @@ class HSIC(BatchRegulariser):
 
     def __init__(self, bandwidth: float = 1.0) -> None:
         super().__init__()
-        if not bandwidth > 0:
-            raise ConfigError(f"Expected `bandwidth` to be positive, got {bandwidth}.")
+        if not (is_number(bandwidth) and bandwidth > 0):
+            raise ConfigError(f"Expected `bandwidth` to be a positive number, got {bandwidth!r}.")
         self.bandwidth = float(bandwidth)
 
     def value(self, z: Tensor) -> Tensor:
@@ -174,10 +175,11 @@ class RandomFeatureHSIC(BatchRegulariser):
 
     def __init__(self, features: int = 16, bandwidth: float = 1.0, seed: int = 0) -> None:
         super().__init__()
-        if features < 1:
-            raise ConfigError(f"Expected `features` to be at least 1, got {features}.")
-        if not bandwidth > 0:
-            raise ConfigError(f"Expected `bandwidth` to be positive, got {bandwidth}.")
+        check_count("features", features)
+        if not (is_whole(seed) and 0 <= seed < 2**63):
+            raise ConfigError(f"Expected `seed` to be a whole number from 0 to 2⁶³ - 1, got {seed!r}.")
+        if not (is_number(bandwidth) and bandwidth > 0):
+            raise ConfigError(f"Expected `bandwidth` to be a positive number, got {bandwidth!r}.")
         self.features, self.bandwidth, self.seed = features, float(bandwidth), seed
 
     def value(self, z: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON ({error}).") from error
     if not isinstance(content, dict):
         raise ConfigError(f"Expected {path} to hold one JSON object, got {type(content).__name__}.")
