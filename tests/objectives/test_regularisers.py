@@ -202,6 +202,6 @@ def test_bad_options_are_refused():
     for make in (HSIC, lambda **o: RandomFeatureHSIC(4, **o)):
         with pytest.raises(ConfigError, match="Expected `bandwidth` to be positive, got -1"):
             make(bandwidth=-1)
-    with pytest.raises(ConfigError, match="`features` to be at least 1, got 0"):
+    with pytest.raises(ConfigError, match="`features` to be a whole number of at least 1, got 0"):
         RandomFeatureHSIC(0)
     assert math.isinf(AbsoluteNorm().curvature[1])

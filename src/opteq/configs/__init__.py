@@ -52,28 +52,31 @@ def resolve_config(name_or_file: str) -> Path:
     return find_file(name_or_file, packaged(__name__), "preset")
 
 
-def read_config(name_or_file: str) -> dict[str, Any]:
+def read_config(name_or_file: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The options in a packaged configuration or a file.
+
+    Args:
+        name_or_file: What the user wrote.
+        above: The files whose base it is, one after the other.
 
     Raises:
         ConfigError: It is neither, or does not hold options.
     """
     path = resolve_config(name_or_file)
+    if path.resolve() in above:
+        raise ConfigError(f"{path} is its own base; name another one.")
     content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise ConfigError(
             f"Expected {path} to hold options such as trainer: {{max_epochs: 5}}, got {content!r}."
         )
-    try:
-        return with_base(content)
-    except RecursionError as error:
-        raise ConfigError(f"{path} is its own base; name another one.") from error
+    return with_base(content, (*above, path.resolve()))
 
 
-def with_base(options: Mapping[str, Any]) -> dict[str, Any]:
+def with_base(options: Mapping[str, Any], above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """`options`, laid over those of the configuration that they name as their `base`, if they name one."""
     own = {name: value for name, value in options.items() if name != "base"}
-    return _overlaid(read_config(str(options["base"])), own) if "base" in options else own
+    return _overlaid(read_config(str(options["base"]), above), own) if "base" in options else own
 
 
 def _overlaid(below: Any, above: Any) -> Any:

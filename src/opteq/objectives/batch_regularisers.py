@@ -127,7 +127,7 @@ class HSIC(BatchRegulariser):
     def __init__(self, bandwidth: float = 1.0) -> None:
         super().__init__()
         if not (is_number(bandwidth) and bandwidth > 0):
-            raise ConfigError(f"Expected `bandwidth` to be a positive number, got {bandwidth!r}.")
+            raise ConfigError(f"Expected `bandwidth` to be positive, got {bandwidth!r}.")
         self.bandwidth = float(bandwidth)
 
     def value(self, z: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ class RandomFeatureHSIC(BatchRegulariser):
         if not (is_whole(seed) and 0 <= seed < 2**63):
             raise ConfigError(f"Expected `seed` to be a whole number from 0 to 2⁶³ - 1, got {seed!r}.")
         if not (is_number(bandwidth) and bandwidth > 0):
-            raise ConfigError(f"Expected `bandwidth` to be a positive number, got {bandwidth!r}.")
+            raise ConfigError(f"Expected `bandwidth` to be positive, got {bandwidth!r}.")
         self.features, self.bandwidth, self.seed = features, float(bandwidth), seed
 
     def value(self, z: Tensor) -> Tensor:
