@@ -4,8 +4,9 @@ import json
 import os
 import sys
 from argparse import ArgumentParser
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NoReturn
 
 from opteq.configs import presets, read_config, resolve_config
 from opteq.errors import ConfigError, OpteqError
@@ -18,7 +19,7 @@ opteq trains and examines optimization-induced equilibrium models.
   opteq fit --config NAME_OR_FILE      train; leaves runs/NAME with checkpoints and report.html
   opteq test RUN                       evaluate the best checkpoint on the test images
   opteq validate RUN                   the same on the validation images
-  opteq predict RUN FOLDER_OR_IMAGE    classify images, into predictions.csv
+  opteq predict RUN FOLDER_OR_IMAGE    classify images, into RUN/predictions.csv
   opteq reproduce                      list the tables of the papers that can be reproduced
   opteq reproduce TABLE                train and compare its rows; a second call goes on
 
@@ -28,6 +29,9 @@ Options change a configuration, for example
   --model.network.stem.channels 96       channels of the features, and of what follows from them
   --model.network.body.solver Anderson   the solver of its body, then any option of that,
   --model.network.body.solver.tol 1e-4   which has to come after its name
+  --model.optimizer torch.optim.RAdam    sgd, adamw, or a class of optimizers, then any option of that
+  --model.class_weights balanced         rare classes count as much as frequent ones in the loss,
+  --data.balanced true                   or are drawn as often
   --data.root DIR                        where the data set is
   --data.batch_size 32                   images in a batch
   --trainer.gradient_clip_val 1          and every other option of Lightning's Trainer
@@ -41,6 +45,8 @@ Classes of your own are named like --model.network.body mine.Body, for one in mi
 """
 
 COMMANDS = ("fit", "validate", "test", "predict")
+# Options of data modules that hold for one data set alone.
+OF_ONE_DATA_SET = ("root", "train_limit", "classes", "superclasses")
 USER_ERROR = 2
 INTERRUPTED = 130
 CLOSED = 141
@@ -59,6 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         # So that options can name classes in files of the current folder.
         sys.path.append(os.getcwd())
+        # Names of files need not be text that the terminal can show.
+        sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
         _run(list(sys.argv[1:] if arguments is None else arguments))
         # Here rather than at exit, where nothing can be done about a reader that has gone.
@@ -84,7 +92,8 @@ def _run(arguments: list[str]) -> None:
     command, options = (arguments[0], arguments[1:]) if arguments else ("--help", [])
     if command in (*COMMANDS, "reproduce"):
         keep_freed_memory()
-    if command in ("-h", "--help") or (command in COMMANDS and {"-h", "--help"} & set(options)):
+    wants_help = bool({"-h", "--help"} & set(options))
+    if command in ("-h", "--help") or (command in ("fit", "validate", "test") and wants_help):
         print(HELP, end="")
     elif command == "--version":
         from opteq import __version__
@@ -96,7 +105,7 @@ def _run(arguments: list[str]) -> None:
         _list_presets()
     elif command == "reproduce":
         _reproduce(options)
-    elif command == "predict" and options and not options[0].startswith("-"):
+    elif command == "predict" and (wants_help or (options and not options[0].startswith("-"))):
         _predict(options)
     elif command in COMMANDS:
         _train_or_evaluate(command, options)
@@ -118,19 +127,31 @@ def _print_entries(entries: Sequence[tuple[str, str, str]]) -> None:
         print(f"{'':{width}}{second}")
 
 
+class _Parser(ArgumentParser):
+    """Says what is wrong in one sentence, as everything here does."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message[0].upper()}{message[1:]}; see {self.prog} --help.")
+
+
 def _predict(options: list[str]) -> None:
-    parser = ArgumentParser(prog="opteq predict")
+    parser = _Parser(
+        prog="opteq predict",
+        description="Classify images with a finished run; images that cannot be read are named and left out.",
+        allow_abbrev=False,
+    )
     parser.add_argument("run", type=Path, help="folder of a finished run")
     parser.add_argument("images", type=Path, help="folder of images, or one image")
-    parser.add_argument("--output", type=Path, default=Path("predictions.csv"), help="CSV file to write")
+    parser.add_argument("--output", type=Path, help="CSV file to write; RUN/predictions.csv, or -2, -3, …")
     _add_trust(parser)
     chosen = parser.parse_args(options)
 
     from opteq.models.loading import ModelCard, load
-    from opteq.training.predict import predict_to_file
+    from opteq.training.predict import default_output, predict_to_file
 
     network = load(chosen.run, chosen.trust == "true")
-    print(predict_to_file(network, ModelCard.read(chosen.run), chosen.images, chosen.output))
+    output = chosen.output or default_output(chosen.run)
+    print(predict_to_file(network, ModelCard.read(chosen.run), chosen.images, output))
 
 
 def _reproduce(options: list[str]) -> None:
@@ -140,7 +161,7 @@ def _reproduce(options: list[str]) -> None:
         tables = [read_table(name) for name in table_names()]
         _print_entries([(t.name, t.title, f"{t.source}; {len(trainings(t))} trainings") for t in tables])
         return
-    parser = ArgumentParser(
+    parser = _Parser(
         prog="opteq reproduce",
         description="Train and compare the rows of a table; without a table, list those that there are.",
         epilog="Options of opteq fit apply to all rows, for example --data.root DIR.",
@@ -166,7 +187,7 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
     if options and not options[0].startswith("-"):
         if command == "fit":
             raise ConfigError(f"Expected options after opteq fit; did you mean --config {options[0]}?")
-        parser = ArgumentParser(prog=f"opteq {command}", add_help=False, allow_abbrev=False)
+        parser = _Parser(prog=f"opteq {command}", add_help=False, allow_abbrev=False)
         parser.add_argument("run", type=Path)
         _add_trust(parser)
         chosen, options = parser.parse_known_args(options)
@@ -187,16 +208,28 @@ def _add_trust(parser: ArgumentParser) -> None:
 
 
 def _find_configs(options: list[str]) -> tuple[list[str], Path]:
-    """Replace presets and files by the options that they hold; also returns the last configuration file."""
-    found, path = [], Path("run")
-    takes_config = False
-    for option in options:
-        flag, equals, value = option.partition("=")
-        if takes_config or (flag == "--config" and equals):
-            path = resolve_config(option if takes_config else value)
-            options_in_file = json.dumps(read_config(str(path)))
-            found.append(options_in_file if takes_config else f"--config={options_in_file}")
-        else:
-            found.append(option)
-        takes_config = option in ("--config", "-c")
-    return found, path
+    """Replace presets and files by the options that they hold; also returns the last configuration file.
+
+    They come first: the other options change what they hold, wherever they stand.
+    """
+    parser = _Parser(prog="opteq", add_help=False, allow_abbrev=False)
+    parser.add_argument("-c", "--config", action="append", default=[])
+    chosen, others = parser.parse_known_args(options)
+    paths = [resolve_config(name) for name in chosen.config]
+    configs = [_for_other_data(read_config(str(path)), others) for path in paths]
+    found = [f"--config={json.dumps(config)}" for config in configs]
+    return found + others, paths[-1] if paths else Path("run")
+
+
+def _for_other_data(config: dict[str, Any], options: list[str]) -> dict[str, Any]:
+    """`config`, without what it says of its own data set where the options name another one."""
+    parser = _Parser(prog="opteq", add_help=False, allow_abbrev=False)
+    parser.add_argument("--data", "--data.class_path")
+    named = parser.parse_known_args(options)[0].data
+    data = config.get("data")
+    if named is None or not isinstance(data, Mapping) or not isinstance(data.get("init_args"), Mapping):
+        return config
+    if str(data.get("class_path")).rpartition(".")[2] == named.rpartition(".")[2]:
+        return config
+    kept = {name: value for name, value in data["init_args"].items() if name not in OF_ONE_DATA_SET}
+    return config | {"data": {**data, "init_args": kept}}

@@ -10,6 +10,8 @@ from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from torch import nn
+
 from opteq.errors import ConfigError
 
 C = TypeVar("C", bound=type)
@@ -94,9 +96,10 @@ def check_choice(name: str, value: object, choices: Collection[str]) -> None:
 
 
 def check_counts(**counts: object) -> None:
-    """Raise a `ConfigError` unless these arguments are whole numbers of at least 1."""
+    """Raise a `ConfigError` unless these arguments are whole numbers from 1 to what a tensor may have."""
     for name, value in counts.items():
         check(is_whole(value) and value >= 1, name, value, "a whole number of at least 1")
+        check(value < 2**31, name, value, "less than 2³¹")
 
 
 def check_positive(name: str, value: object) -> None:
@@ -107,6 +110,11 @@ def check_positive(name: str, value: object) -> None:
 def check_flag(name: str, value: object) -> None:
     """Raise a `ConfigError` unless the argument `name` is True or False."""
     check(type(value) is bool, name, value, "True or False")
+
+
+def check_module(name: str, value: object) -> None:
+    """Raise a `ConfigError` unless the argument `name` is a torch module."""
+    check(isinstance(value, nn.Module), name, value, "a torch module")
 
 
 def require(condition: bool, owner: object, name: str, expected: str) -> None:

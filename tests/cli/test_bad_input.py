@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 from PIL import Image
 
 from opteq.cli import main
@@ -57,12 +58,12 @@ def test_commands(refuses, tmp_path, arguments, sentence):
     [
         (
             ["--model.lr", "1"],
-            "There is no option model.lr; there are model.adversary, model.label_smoothing",
+            "There is no option model.lr; there are model.adversary, model.class_weights",
         ),
         (["--trainer.max_epoch", "1"], "did you mean trainer.max_epochs"),
         (["--max_epochs=1"], "There is no option max_epochs; did you mean trainer.max_epochs"),
         (["--model.network.body.chanels", "1"], "Unit has no option chanels; did you mean channels"),
-        (["--data.root", "x"], "Digits has no option root; there are augmentation, batch_size"),
+        (["--data.root", "x"], "Digits has no option root; there are augmentation, balanced"),
         (["--model.network", "Foo"], "Wrong value of model.network: there is no class Foo."),
         (["--model.network.body.solver", "Foo"], "model.network.body.solver: there is no class Foo."),
         (
@@ -95,6 +96,19 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         (["--data.val_fraction", "2"], "Expected `val_fraction` between 0 and 1, got 2.0."),
         (["--data.train_limit", "5000"], "Expected `train_limit` between 1 and 1293"),
         (["--trainer.accelerator", "tpu"], "torch_xla"),
+        (["--trainer.devices", "abc"], "An option of --trainer does not fit: `devices` selected with"),
+        (["--trainer.logger", "WandbLogger"], "needs the package wandb"),
+        (["--model.optimizer", "timm.optim.Lion"], "needs the package timm, which is not installed."),
+        (["--model.optimizer", "torch.optim.LBFGS"], "cannot be made (LBFGS doesn't support"),
+        (
+            ["--model.optimizer", "torch.optim.NAdam", "--model.optimizer.decay", "1"],
+            "torch.optim.NAdam has no option decay; there are betas",
+        ),
+        (
+            ["--model.optimizer", "torch.optim.NAdam", "--model.optimizer.lr", "1"],
+            "set --model.learning_rate",
+        ),
+        (["--model.class_weights", "[1, 2]"], '`class_weights` to be "balanced" or 10 numbers'),
         (["--trainer.max_epochs", "-1"], "set --trainer.max_epochs"),
         (["--model.learning_rate", "1e30"], "lower the learning rate"),
         (
@@ -105,6 +119,112 @@ def test_commands(refuses, tmp_path, arguments, sentence):
 )
 def test_options(refuses, tiny, options, sentence):
     assert sentence in refuses("fit", "--config", tiny, *options)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Grey images in the classes of scikit-learn's digits, in others, and in some of them."""
+    root = tmp_path_factory.mktemp("folders")
+    for folder, classes in (("same", "0123456789"), ("others", "abcdefghij"), ("some", "012")):
+        for part, number in (("train", 12), ("test", 2)):
+            for name in classes:
+                (root / folder / part / name).mkdir(parents=True)
+                for i in range(number):
+                    image = Image.fromarray(np.full((8, 8), 10 * i, dtype=np.uint8))
+                    image.save(root / folder / part / name / f"{i}.png")
+    return root
+
+
+class TestEvaluationOfOtherData:
+    @pytest.mark.parametrize("command", ["test", "validate"])
+    def test_other_classes_are_refused(self, refuses, run, folders, command):
+        data = ("--data", "ImageFolder", "--data.image_size", 8, "--data.root")
+        assert "missing 3, 4, 5, 6, 7, 8, 9; unknown none." in refuses(command, run, *data, folders / "some")
+        assert "missing 0, 1, 2, 3, 4, 5, 6, 7, 8, 9; unknown a, b, c" in refuses(
+            command, run, *data, folders / "others"
+        )
+
+    def test_the_same_classes_in_the_channels_of_the_network(self, opteq, run, folders):
+        data = ("--data", "ImageFolder", "--data.image_size", 8, "--data.root", folders / "same")
+        status, out, err = opteq("test", run, *data)
+        assert status == 0, err
+        lines = out[out.index("class ") :].splitlines()
+        assert lines[0].split() == ["class", "count", "recall", "precision", "F1"]
+        assert [line.split()[:2] for line in lines[1:]] == [[str(digit), "2"] for digit in range(10)]
+
+    def test_without_the_card_the_number_of_classes_is_compared(self, refuses, run, folders, tmp_path):
+        shutil.copy(run / "checkpoints" / "best.ckpt", tmp_path / "my.ckpt")
+        data = ("--data", "ImageFolder", "--data.image_size", 8, "--data.root", folders / "some")
+        sentence = refuses("test", "--config", run / "config.yaml", "--ckpt_path", "my.ckpt", *data)
+        assert "some has 3 classes" in sentence
+        assert "give data with the classes that it was trained on" in sentence
+
+    def test_numbers_that_follow_from_the_data_are_not_those_of_the_preset(self, opteq, tiny, folders):
+        data = ("--data", "ImageFolder", "--data.image_size", 8, "--data.root", folders / "some")
+        options = ("--report", "false", "--trainer.max_epochs", 1, "--config", tiny)
+        status, _, err = opteq("fit", *data, *options)
+        assert status == 0, err
+        config = yaml.safe_load(Path("runs/tiny/config.yaml").read_text())
+        parts = config["model"]["network"]["init_args"]
+        assert (config["data"]["init_args"]["train_limit"], config["data"]["init_args"]["batch_size"]) == (
+            None,
+            64,
+        )
+        assert (parts["stem"]["init_args"]["in_channels"], parts["head"]["init_args"]["classes"]) == (1, 3)
+        # Before the configuration, options hold as well.
+        assert config["trainer"]["max_epochs"] == 1
+        assert opteq("fit", *data, "--data.train_limit", 5, *options).status == 0
+        assert "train_limit: 5" in Path("runs/tiny-2/config.yaml").read_text()
+        assert opteq("fit", *data, "--model.network.stem.in_channels", 3, *options).status == 0
+        assert "in_channels: 3" in Path("runs/tiny-3/config.yaml").read_text()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["runs/digits", "--help"], ["-h"]])
+def test_the_help_of_predict_is_its_own(opteq, capsys, arguments):
+    with pytest.raises(SystemExit) as end:
+        opteq("predict", *arguments)
+    assert end.value.code == 0
+    assert "--output OUTPUT" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (
+            ["predict", "runs/digits"],
+            "The following arguments are required: images; see opteq predict --help.",
+        ),
+        (["predict", "a", "b", "--outputs", "c"], "Unrecognized arguments: --outputs c"),
+        (["predict", "a", "b", "--trust", "maybe"], "Argument --trust: invalid choice: 'maybe'"),
+        (["reproduce", "--nonsense"], "The following arguments are required: table"),
+        (["fit", "--config"], "Argument -c/--config: expected one argument"),
+    ],
+)
+def test_arguments_in_one_sentence(refuses, arguments, sentence):
+    assert sentence in refuses(*arguments)
+
+
+def test_names_that_are_not_text_are_printed(run, tmp_path):
+    (tmp_path / "images").mkdir()
+    for name, content in ((b"caf\xe9.png", None), (b"\xe9.png", b"no image")):
+        path = os.fsencode(tmp_path / "images") + b"/" + name
+        Image.fromarray(np.zeros((8, 8), np.uint8)).save(tmp_path / "zero.png")
+        Path(os.fsdecode(path)).write_bytes(content or (tmp_path / "zero.png").read_bytes())
+    arguments = [
+        sys.executable,
+        "-m",
+        "opteq",
+        "predict",
+        run,
+        tmp_path / "images",
+        "--output",
+        tmp_path / "p.csv",
+    ]
+    done = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Wrote 1 prediction" in done.stdout
+    assert "\\udce9.png" in done.stdout
+    assert "café.png" in (tmp_path / "p.csv").read_text(encoding="utf-8")
 
 
 def test_unknown_key_in_a_file(refuses, tmp_path, tiny):
@@ -162,7 +282,7 @@ class TestData:
 
     def test_empty_folder(self, fit, tmp_path):
         (tmp_path / "train" / "a").mkdir(parents=True)
-        assert "needs one folder per class with at least one image" in fit()
+        assert f"The folder {tmp_path}/train/a holds no images" in fit()
 
     def test_unreadable_image(self, fit, images):
         (images / "train" / "a" / "3.png").write_bytes(b"not an image")
@@ -250,7 +370,7 @@ class TestCheckpoints:
         status, out, _ = opteq("predict", copy, "images")
         first, second = out.splitlines()
         assert status == 0
-        assert first == "Wrote 1 prediction to predictions.csv."
+        assert first == f"Wrote 1 prediction to {copy}/predictions.csv."
         assert second.startswith("Skipped: Could not read the image images/1.png")
 
     def test_truncated_weights(self, refuses, copy, tmp_path):

@@ -66,7 +66,10 @@ class TestFit:
             "seconds_train",
             "images_per_second",
             "peak_memory_mb",
+            "test_classes",
         ]
+        found = sum(scores["recall"] * scores["counts"] for scores in summary["test_classes"].values())
+        assert found == pytest.approx(360 * summary["test_accuracy"])
         network = load(finished)
         assert (summary["dataset"], summary["model"]) == ("Digits", "OptEqUnit")
         assert summary["parameters"] == sum(p.numel() for p in network.parameters())
@@ -280,8 +283,8 @@ class TestPredict:
     def test_run_and_folder(self, finished, folder, opteq, tmp_path):
         status, out, err = opteq("predict", finished, folder)
         assert status == 0, err
-        assert "Wrote 5 predictions to predictions.csv" in out
-        rows = rows_of(tmp_path / "predictions.csv")
+        assert f"Wrote 5 predictions to {finished}/predictions.csv" in out
+        rows = rows_of(finished / "predictions.csv")
         assert [row["path"] for row in rows] == [str(folder / f"{i}.png") for i in range(5)]
         assert {row["converged"] for row in rows} == {"True"}
 
@@ -359,7 +362,7 @@ class TestHelp:
     def test_the_examples_of_options_are_accepted(self, opteq, capsys):
         status, out, _ = opteq("--help")
         examples = re.findall(r"^  (--(?:trainer|model|data)\S+) (\S+)", out, re.MULTILINE)
-        assert (status, len(examples)) == (0, 7)
+        assert (status, len(examples)) == (0, 10)
         options = [word for example in examples for word in example]
         with pytest.raises(SystemExit) as end:
             opteq("fit", "--config", "fashion-geq", *options, "--print_config")

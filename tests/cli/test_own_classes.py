@@ -188,7 +188,7 @@ def test_images_are_classified(run, command, folder):
     pixels[4:] = 200
     Image.fromarray(pixels).save(folder / "images" / "a.png")
     command("predict", "runs/my", "images", "--trust", "true")
-    with (folder / "predictions.csv").open(newline="") as file:
+    with (run / "predictions.csv").open(newline="") as file:
         (row,) = csv.DictReader(file)
     assert (row["label"], row["converged"]) == ("lower", "True")
 

@@ -1,6 +1,8 @@
 import gzip
 import hashlib
+import os
 import pickle
+import shutil
 import struct
 
 import numpy as np
@@ -14,7 +16,8 @@ from opteq.data import fashion_mnist
 from opteq.data.cifar import CIFAR10, CIFAR100
 from opteq.data.digits import Digits
 from opteq.data.fashion_mnist import FashionMNIST
-from opteq.data.folder import ImageFolder, find_images
+from opteq.data.finding import find_images
+from opteq.data.folder import ImageFolder
 from opteq.errors import ConfigError
 
 
@@ -106,6 +109,19 @@ class TestDigits:
         data = prepared(Digits(train_limit=100, batch_size=100))
         ((_, labels),) = data.train_dataloader()
         assert labels.bincount().tolist() == [10] * 10
+
+    def test_balanced_batches_draw_every_class_equally_often(self):
+        torch.manual_seed(0)
+        data = Digits(batch_size=100, balanced=True)
+        data.setup("fit")
+        # Of 1293 images, all but 13 of the class 3 are of the class 7.
+        data._train.labels = torch.full((1293,), 7)
+        data._train.labels[:13] = 3
+        assert data.class_counts.tolist() == [0, 0, 0, 13, 0, 0, 0, 1280, 0, 0]
+        drawn = torch.cat([y for _, y in data.train_dataloader()])
+        assert len(drawn) == 1200
+        # Five standard deviations of a fair coin.
+        assert abs((drawn == 3).float().mean() - 0.5) < 5 * 0.5 / 1200**0.5
 
     def test_nothing_is_read_twice(self, monkeypatch):
         data = prepared(Digits())
@@ -294,11 +310,11 @@ class TestImageFolder:
     def test_class_without_images(self, folders, tmp_path):
         root = folders(train=("ab", 10), test=("ab", 3))
         (tmp_path / "train" / "c").mkdir()
-        with pytest.raises(ConfigError, match="one folder per class"):
+        with pytest.raises(ConfigError, match=r"The folder .*/train/c holds no images"):
             prepared(ImageFolder(root))
 
     def test_classes_that_differ(self, folders):
-        with pytest.raises(ConfigError, match=r"differ.*: b, c\."):
+        with pytest.raises(ConfigError, match=r"differ.*: b is missing, c is not among them\."):
             prepared(ImageFolder(folders(train=("ab", 10), test=("ac", 3))))
 
     def test_unreadable_image(self, folders, tmp_path):
@@ -307,11 +323,80 @@ class TestImageFolder:
         with pytest.raises(ConfigError, match=r"4\.png"):
             prepared(ImageFolder(root))
 
+    def test_hidden_folders_and_files_are_no_classes_and_no_images(self, folders, tmp_path):
+        root = folders(train=("ab", 10), test=("ab", 3))
+        shutil.copytree(tmp_path / "train" / "a", tmp_path / "train" / ".ipynb_checkpoints")
+        shutil.copytree(tmp_path / "train" / "a", tmp_path / "train" / "a" / ".thumbnails")
+        (tmp_path / "train" / "a" / "._0.png").write_bytes(b"of another system")
+        data = prepared(ImageFolder(root, image_size=8, val_fraction=0.2))
+        assert data.class_names == ("a", "b")
+        assert len(data.train_dataloader().dataset) + len(data.val_dataloader().dataset) == 20
+
+    def test_names_that_are_not_utf8_are_read_as_latin1(self, folders, tmp_path):
+        root = folders(train=("ab", 10), test=("ab", 3))
+        for part in ("train", "test"):
+            os.rename(os.fsencode(tmp_path / part / "b"), os.fsencode(tmp_path / part) + b"/caf\xe9")
+        assert prepared(ImageFolder(root, image_size=8)).class_names == ("a", "café")
+        shutil.copytree(tmp_path / "train" / "a", tmp_path / "train" / "café")
+        with pytest.raises(ConfigError, match="one name, in UTF-8 and Latin-1"):
+            prepared(ImageFolder(root, image_size=8))
+
+    @pytest.mark.parametrize("budget", [0, 10**9])
+    def test_what_is_wrong_with_the_test_images_is_found_before_a_training(
+        self, folders, tmp_path, monkeypatch, budget
+    ):
+        monkeypatch.setattr("opteq.data.images.MEMORY_BUDGET_BYTES", budget)
+        root = folders(train=("ab", 10), test=("ab", 3))
+        ImageFolder(root, image_size=8).setup("fit")
+        path = tmp_path / "test" / "b" / "2.png"
+        path.write_bytes(path.read_bytes()[:-40])
+        with pytest.raises(ConfigError, match=r"test/b/2\.png"):
+            ImageFolder(root, image_size=8).setup("fit")
+        shutil.rmtree(tmp_path / "test" / "b")
+        with pytest.raises(ConfigError, match=r"The classes in .*/test differ .*: b is missing"):
+            ImageFolder(root, image_size=8).setup("fit")
+        shutil.rmtree(tmp_path / "test")
+        with pytest.raises(ConfigError, match=r"val does not exist"):
+            ImageFolder(root, image_size=8).setup("fit")
+
+    def test_files_of_other_kinds_are_told_of(self, folders, tmp_path, caplog):
+        root = folders(train=("ab", 10), test=("ab", 3))
+        (tmp_path / "train" / "a" / "10.heic").touch()
+        prepared(ImageFolder(root, image_size=8))
+        assert f"1 of 11 files in {root}/train/a are not named like images (.heic)" in caplog.text
+
+    def test_grey_images_have_one_channel_where_all_training_images_do(self, folders, tmp_path, rng):
+        root = folders(train=("ab", 10), test=("ab", 3))
+        grey = rng.integers(0, 256, (8, 8), dtype=np.uint8)
+        for path in tmp_path.glob("train/*/*.png"):
+            Image.fromarray(grey).save(path)
+        data = prepared(ImageFolder(root, image_size=8))
+        images, _ = pixels_of(data.val_dataloader(), data.normalization)
+        assert data.in_channels == 1
+        np.testing.assert_array_equal(images[0, 0].numpy(), grey)
+        data = ImageFolder(root, image_size=8)
+        data.setup("test")
+        assert data.in_channels == 1
+        assert prepared(ImageFolder(root, image_size=8, in_channels=3)).in_channels == 3
+        Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(tmp_path / "train" / "b" / "0.png")
+        assert prepared(ImageFolder(root, image_size=8)).in_channels == 3
+        with pytest.raises(ConfigError, match="1 for grey images or 3 for colour, got 2"):
+            ImageFolder(root, in_channels=2)
+
 
 def test_find_images_looks_into_subfolders(folders, tmp_path):
     folders(train=("ba", 1))
     (tmp_path / "notes.txt").touch()
     assert [path.parent.name for path in find_images(tmp_path)] == ["a", "b"]
+
+
+def test_find_images_follows_links_and_no_circle_of_them(folders, tmp_path):
+    folders(train=("ab", 2))
+    os.symlink(tmp_path / "train" / "a", tmp_path / "train" / "b" / "linked")
+    os.symlink(tmp_path / "train", tmp_path / "train" / "b" / "circle")
+    found = [str(path.relative_to(tmp_path)) for path in find_images(tmp_path / "train" / "b")]
+    assert found[-2:] == ["train/b/linked/0.png", "train/b/linked/1.png"]
+    assert found.count("train/b/0.png") == 1
 
 
 def test_find_images_refuses_a_folder_without_images(tmp_path):

@@ -147,6 +147,36 @@ def test_a_wrong_file_is_named(folder, tmp_path, break_it, message):
         prepared(SegmentationFolder(root, (6, 8), names=list("abc")))
 
 
+@pytest.mark.parametrize("budget", [0, 10**9])
+def test_pixels_of_each_class_are_counted(folder, monkeypatch, budget):
+    monkeypatch.setattr(scenes_module, "MEMORY_BUDGET_BYTES", budget)
+    data = prepared(SegmentationFolder(folder(train=6, test=1), (6, 8), batch_size=9))
+    labels = torch.cat([y for _, y in data.train_dataloader()])
+    assert data.class_counts.tolist() == [(labels == c).sum() for c in range(3)]
+
+
+def test_grey_scenes_have_one_channel(folder, tmp_path):
+    root = folder(train=6, test=2)
+    for path in tmp_path.glob("images/*/*.png"):
+        Image.open(path).convert("L").save(path)
+    data = prepared(SegmentationFolder(root, (6, 8)))
+    images, labels = scenes_of(data.test_dataloader(), data.normalization)
+    assert images.shape == (2, 1, 6, 8)
+    assert torch.equal(images[:, 0][labels >= 0], 10.0 * labels[labels >= 0])
+    assert prepared(SegmentationFolder(root, (6, 8), in_channels=3)).in_channels == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(b"a\nb\na\n", "names a class twice"), (b"caf\xe9\nb\nc\n", "no.* text file in UTF-8")],
+)
+def test_bad_names_of_classes(folder, tmp_path, content, message):
+    root = folder(train=6, test=1)
+    (tmp_path / "classes.txt").write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        prepared(SegmentationFolder(root, (6, 8)))
+
+
 def test_bad_options_and_missing_folders(folder, tmp_path):
     with pytest.raises(ConfigError, match=r"no folder .*images/train; name the folder .*--data\.root"):
         prepared(SegmentationFolder(str(tmp_path / "nowhere"), (6, 8)))

@@ -55,11 +55,11 @@ def test_the_scores_of_a_network_that_is_wrong_in_a_known_place(data):
     assert np.isnan(record.class_accuracy[3])
 
 
-def test_a_class_that_only_predictions_have_counts_as_not_found():
+def test_a_class_that_only_predictions_have_cannot_be_found():
     confusion = np.array([[3, 1], [0, 0]])
     record = dataclasses.replace(evaluated(), class_names=("a", "b"), confusion=confusion)
     np.testing.assert_allclose(record.intersection_over_union, [0.75, 0])
-    np.testing.assert_allclose(record.class_accuracy, [0.75, 0])
+    np.testing.assert_allclose(record.class_accuracy, [0.75, np.nan])
 
 
 def evaluated():

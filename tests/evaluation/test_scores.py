@@ -4,7 +4,18 @@ import torch
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from opteq.evaluation.scores import confusion_matrix, reliability
+from opteq.evaluation.scores import class_scores, confusion_matrix, reliability
+
+
+def test_scores_of_each_class_by_hand():
+    #                            taken for a, b, c, d
+    confusion = np.array([[3, 1, 0, 0], [2, 2, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]])
+    scores = class_scores(confusion)
+    assert scores.counts.tolist() == [4, 4, 1, 0]
+    np.testing.assert_allclose(scores.recall, [3 / 4, 2 / 4, 0, np.nan])
+    np.testing.assert_allclose(scores.precision, [3 / 5, 2 / 4, np.nan, np.nan])
+    harmonic = [2 / (4 / 3 + 5 / 3), 2 / (2 + 2), 0, np.nan]
+    np.testing.assert_allclose(scores.f1, harmonic)
 
 
 def test_confusion_matrix_is_that_of_sklearn():

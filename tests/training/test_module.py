@@ -2,7 +2,7 @@ import warnings
 
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from torch import nn
 
 from opteq.data.digits import Digits
@@ -77,6 +77,59 @@ def test_evaluation_agrees_with_a_plain_loop(data, stage):
         "residual_max": max(info.residual.max().item() for info in infos),
     }
     assert metrics == pytest.approx({f"{stage}_{name}": value for name, value in expected.items()}, rel=1e-4)
+
+
+def test_the_confusion_matrix_of_a_test_is_counted(data):
+    module = ClassifierModule(small_network())
+    make_trainer().test(module, datamodule=data, verbose=False)
+    logits, labels, _ = predictions(module.network, data.test_dataloader())
+    expected = torch.zeros(10, 10, dtype=torch.long)
+    for label, answer in zip(labels.tolist(), logits.argmax(1).tolist(), strict=True):
+        expected[label, answer] += 1
+    assert module.confusion.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("weights", ["balanced", [0.5, 2.0] * 5])
+def test_class_weights_weigh_the_training_loss(weights):
+    data = Digits(batch_size=128, train_limit=128)
+    module = ClassifierModule(small_network(), class_weights=weights, learning_rate=1e-9)
+    trainer = make_trainer(max_epochs=1)
+    trainer.fit(module, datamodule=data)
+    ((x, y),) = data.train_dataloader()
+    shares = [sum(y == c).item() / 128 for c in range(10)]
+    w = [1 / (10 * share) for share in shares] if weights == "balanced" else weights
+    # The network has hardly moved, and its batch statistics are those of the one batch.
+    losses = -module.network.train()(x).log_softmax(1)[torch.arange(128), y]
+    each = torch.tensor([w[label] for label in y.tolist()])
+    expected = (each * losses).sum() / each.sum()
+    assert trainer.callback_metrics["train_loss"].item() == pytest.approx(expected.item(), rel=1e-4)
+    assert not any("weights" in name for name in module.state_dict())
+
+
+@pytest.mark.parametrize("weights", [[1.0], [-1.0] + [1.0] * 9, [float("nan")] * 10, [0.0] * 10])
+def test_class_weights_that_are_none_are_refused(data, weights):
+    with pytest.raises(ConfigError, match='`class_weights` to be "balanced" or 10 numbers'):
+        make_trainer(max_epochs=1).fit(
+            ClassifierModule(small_network(), class_weights=weights), datamodule=data
+        )
+
+
+def test_balanced_weights_need_counts(data):
+    data.setup("fit")
+    train, val = data.train_dataloader(), data.val_dataloader()
+
+    class Own(LightningDataModule):
+        class_names = tuple("0123456789")
+
+        def train_dataloader(self):
+            return train
+
+        def val_dataloader(self):
+            return val
+
+    module = ClassifierModule(small_network(), class_weights="balanced")
+    with pytest.raises(ConfigError, match="Own to have `class_counts`"):
+        make_trainer(max_epochs=1).fit(module, datamodule=Own())
 
 
 def test_unconverged_samples_are_counted(data):

@@ -50,11 +50,20 @@ OPTIONS = ["trainer.max_epochs", "trainer.devices", "model.learning_rate", "mode
             "Missing model.network, data; give a preset or a configuration file with --config, "
             "or the options.",
         ),
+        (
+            "Problem with given class_path 'X':\n  Requirement 'wandb>=0.12' not met. HINT: Try running",
+            "An option needs the package wandb>=0.12; install it with pip install 'wandb>=0.12'.",
+        ),
+        ("No module named 'timm'", "An option needs the package timm, which is not installed."),
         ("Problems parsing config:\n  while parsing", "Problems parsing config: while parsing"),
     ],
 )
 def test_one_sentence(report, sentence):
     assert explain(report, OPTIONS) == sentence
+
+
+def test_there_are_none():
+    assert explain("unrecognized arguments: --foo", []) == "There is no option foo; there are none."
 
 
 def test_own_error_is_found_behind_the_parsers():

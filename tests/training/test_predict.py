@@ -1,15 +1,16 @@
 import csv
+import os
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, NonFiniteError, OpteqError
 from opteq.models.bodies import Stack, Unit
 from opteq.models.loading import ModelCard
 from opteq.solvers.anderson import Anderson
-from opteq.training.predict import predict_images, write_predictions
+from opteq.training.predict import default_output, predict_images, predict_to_file
 from tests.networks import unit_classifier
 
 CARD = ModelCard({}, ("cat", "dog"), 1, 8, (0.25,), (0.5,))
@@ -76,7 +77,8 @@ def test_without_equilibrium_layers(images, tmp_path):
 
 def test_the_table(images, tmp_path):
     predictions = predict(make_network(), tmp_path)
-    write_predictions(tmp_path / "out.csv", predictions)
+    told = predict_to_file(make_network(), CARD, tmp_path / "images", tmp_path / "out.csv")
+    assert told == f"Wrote 70 predictions to {tmp_path}/out.csv."
     with (tmp_path / "out.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["path", "label", "confidence", "converged", "residual"]
@@ -105,3 +107,58 @@ def test_a_folder_without_a_readable_image_is_refused(tmp_path):
     (tmp_path / "images" / "x.jpg").write_bytes(b"no")
     with pytest.raises(ConfigError, match=r"None of the 1 images in .* could be read"):
         predict_images(make_network(), CARD, tmp_path / "images", print)
+
+
+def labels_of(path):
+    with path.open(newline="", encoding="utf-8") as file:
+        return {row["path"]: row["label"] for row in csv.DictReader(file)}
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt(), NonFiniteError("It broke.")])
+def test_what_there_is_of_predictions_that_end_early_is_kept(images, tmp_path, monkeypatch, end):
+    whole = {str(p.path): p.label for p in predict(make_network(), tmp_path)}
+    network, output = make_network(), tmp_path / "out.csv"
+    calls = iter([None, end])
+
+    def interrupt(module, args):
+        if error := next(calls):
+            raise error
+
+    network.register_forward_pre_hook(interrupt)
+    with pytest.raises((KeyboardInterrupt, OpteqError)) as caught:
+        predict_to_file(network, CARD, tmp_path / "images", output)
+    assert f"Wrote 64 predictions to {output}; those of the other images are missing." in str(caught.value)
+    assert labels_of(output) == dict(list(whole.items())[:64])
+
+
+def test_a_file_that_is_there_is_not_replaced(images, tmp_path):
+    output = tmp_path / "out.csv"
+    output.write_text("mine")
+    with pytest.raises(ConfigError, match=r"out\.csv is there already"):
+        predict_to_file(make_network(), CARD, tmp_path / "images", output)
+    assert output.read_text() == "mine"
+    assert default_output(tmp_path) == tmp_path / "predictions.csv"
+    (tmp_path / "predictions.csv").touch()
+    (tmp_path / "predictions-2.csv").touch()
+    assert default_output(tmp_path) == tmp_path / "predictions-3.csv"
+
+
+def test_names_that_are_not_utf8_are_written_as_latin1(images, tmp_path):
+    folder = tmp_path / "images" / "0"
+    os.rename(os.fsencode(folder / "03.png"), os.fsencode(folder) + b"/z\xe9ro.png")
+    (folder / "ü.png").write_bytes((folder / "04.png").read_bytes())
+    told = predict_to_file(make_network(), CARD, tmp_path / "images", tmp_path / "out.csv")
+    assert told.startswith("Wrote 71 predictions")
+    labels = labels_of(tmp_path / "out.csv")
+    assert labels[f"{folder}/ü.png"] == labels[f"{folder}/04.png"]
+    assert f"{folder}/zéro.png" in labels
+
+
+def test_files_of_other_kinds_are_listed(images, tmp_path):
+    for name in ("a.heic", "b.heic", "c.txt", ".hidden"):
+        (tmp_path / "images" / name).touch()
+    told = predict_to_file(make_network(), CARD, tmp_path / "images", tmp_path / "out.csv")
+    first, second = told.splitlines()
+    assert first.startswith("Wrote 70 predictions")
+    assert "Skipped: 3 of 73 files in" in second
+    assert "(.heic, .txt)" in second

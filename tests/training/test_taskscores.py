@@ -19,7 +19,7 @@ def by_hand(labels, predictions, classes):
     there = [c for c in range(classes) if unions[c]]
     return {
         "mIoU": np.mean([hits[c] / unions[c] for c in there]),
-        "mAcc": np.mean([hits[c] / max(sizes[c], 1) for c in there]),
+        "mAcc": np.mean([hits[c] / sizes[c] for c in range(classes) if sizes[c]]),
         "aAcc": sum(hits) / len(labels),
     }
 
@@ -42,6 +42,16 @@ def test_segmentation_scores_agree_with_counting(absent):
     computed = {name: value.item() for name, value in scores.compute().items()}
     assert computed == pytest.approx(by_hand(labels, predictions, 5))
     assert set(computed) == set(SCORES["segmentation"])
+
+
+@pytest.mark.spec("R7.7")
+def test_a_class_that_is_only_predicted_is_not_one_that_was_missed():
+    labels, predictions = torch.tensor([0, 0, 0, 1, 1, 1]), torch.tensor([0, 0, 2, 1, 1, 1])
+    scores = make_scores("segmentation", 3)
+    scores.update(predictions[None], labels[None])
+    computed = {name: value.item() for name, value in scores.compute().items()}
+    # Two of three pixels of class 0, all of class 1, and there is none of class 2.
+    assert computed == pytest.approx({"mAcc": (2 / 3 + 1) / 2, "mIoU": (2 / 3 + 1 + 0) / 3, "aAcc": 5 / 6})
 
 
 def test_top5_needs_more_than_five_classes():

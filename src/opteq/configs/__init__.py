@@ -4,6 +4,7 @@ Each file starts with three lines of comments: what it trains, the number of par
 result to expect.
 """
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,6 +16,9 @@ from typing import Any
 import yaml
 
 from opteq.errors import ConfigError
+
+# Values in a configuration; references may make a small file a huge one.
+LARGEST = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,28 +52,31 @@ def resolve_config(name_or_file: str) -> Path:
     return find_file(name_or_file, packaged(__name__), "preset")
 
 
-def read_config(name_or_file: str) -> dict[str, Any]:
+def read_config(name_or_file: str, above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """The options in a packaged configuration or a file.
+
+    Args:
+        name_or_file: What the user wrote.
+        above: The files whose base it is, one after the other.
 
     Raises:
         ConfigError: It is neither, or does not hold options.
     """
     path = resolve_config(name_or_file)
+    if path.resolve() in above:
+        raise ConfigError(f"{path} is its own base; name another one.")
     content = read_yaml(path)
     if not isinstance(content, Mapping):
         raise ConfigError(
             f"Expected {path} to hold options such as trainer: {{max_epochs: 5}}, got {content!r}."
         )
-    try:
-        return with_base(content)
-    except RecursionError as error:
-        raise ConfigError(f"{path} is its own base; name another one.") from error
+    return with_base(content, (*above, path.resolve()))
 
 
-def with_base(options: Mapping[str, Any]) -> dict[str, Any]:
+def with_base(options: Mapping[str, Any], above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """`options`, laid over those of the configuration that they name as their `base`, if they name one."""
     own = {name: value for name, value in options.items() if name != "base"}
-    return _overlaid(read_config(str(options["base"])), own) if "base" in options else own
+    return _overlaid(read_config(str(options["base"]), above), own) if "base" in options else own
 
 
 def _overlaid(below: Any, above: Any) -> Any:
@@ -107,11 +114,27 @@ def read_yaml(path: Path) -> Any:
         ConfigError: It is no YAML file.
     """
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if _size(content, {}) > LARGEST:
+            raise ConfigError(f"{path} repeats itself without end or too often; write out what it refers to.")
+        return content
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text file; give a configuration in YAML.") from error
     except yaml.YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}.") from error
+    except RecursionError as error:
+        raise ConfigError(f"{path} is nested too deeply; give a configuration in YAML.") from error
+
+
+def _size(content: Any, known: dict[int, float]) -> float:
+    """Number of values that `content` has written out, infinite where it refers to itself."""
+    if not isinstance(content, Mapping | list):
+        return 1
+    if id(content) not in known:
+        known[id(content)] = math.inf
+        values = content.values() if isinstance(content, Mapping) else content
+        known[id(content)] = 1 + sum(_size(value, known) for value in values)
+    return known[id(content)]
 
 
 def packaged(package: str) -> dict[str, Path]:

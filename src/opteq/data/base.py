@@ -7,10 +7,10 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import LightningDataModule
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, WeightedRandomSampler
 
 from opteq.data.facts import Task
-from opteq.data.images import Images
+from opteq.data.images import ArrayImages, Images
 from opteq.data.preprocess import Augmentation, Normalization, Preprocess
 from opteq.data.splits import stratified_split
 from opteq.errors import ConfigError
@@ -39,6 +39,8 @@ class ImageDataModule(LightningDataModule):
             the others are what `unseen_dataloader` gives.
         superclasses: Whether classes with names `SUPER.SUB` are classified by their super-class. `classes`
             then keeps some of the sub-classes.
+        balanced: Whether the training images are drawn at random so that every class comes equally often, as
+            many in an epoch as there are; otherwise each comes once.
 
     Attributes:
         task: Whether an image or each of its pixels has a class.
@@ -63,6 +65,7 @@ class ImageDataModule(LightningDataModule):
         augmentation: Augmentation = "none",
         classes: Sequence[str] | None = None,
         superclasses: bool = False,
+        balanced: bool = False,
     ) -> None:
         super().__init__()
         if batch_size < 1:
@@ -80,6 +83,7 @@ class ImageDataModule(LightningDataModule):
         self.augmentation: Augmentation = augmentation
         self.classes = None if classes is None else tuple(classes)
         self.superclasses = superclasses
+        self.balanced = balanced
         self._train: Images | None = None
         self._val: Images | None = None
         self._test: Images | None = None
@@ -89,6 +93,11 @@ class ImageDataModule(LightningDataModule):
         """Name of every class that is told apart, in the order of the labels."""
         kept = self.all_classes if self.classes is None else self.classes
         return tuple(dict.fromkeys(map(_superclass, kept))) if self.superclasses else kept
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Number of training images, or pixels, of each class."""
+        return self._loaded(self._train).class_counts(len(self.class_names))
 
     @property
     def title(self) -> str:
@@ -104,16 +113,25 @@ class ImageDataModule(LightningDataModule):
         """
 
     def setup(self, stage: str) -> None:
-        """Read what a stage (`"fit"`, `"validate"` or `"test"`) needs; reads nothing twice."""
-        if stage == "test" and self._test is None:
-            self._test = self._require("test").in_memory()
+        """Read what a stage (`"fit"`, `"validate"` or `"test"`) needs; reads nothing twice.
+
+        A training is tested at its end: what is wrong with the test images is found before it.
+        """
         if stage in ("fit", "validate") and self._val is None:
             self._read_training_splits()
+        if stage in ("fit", "test") and self._test is None:
+            self._test = self._require("test").in_memory()
+            if stage == "fit" and not isinstance(self._test, ArrayImages):
+                self._test.check()
 
     def train_dataloader(self) -> Loader:
         train = self._loaded(self._train)
         # A last batch of a few images would make batch statistics noisy.
-        return self._loader(train, augmented=True, shuffle=True, drop_last=len(train) >= self.batch_size)
+        options: dict[str, Any] = {"augmented": True, "drop_last": len(train) >= self.batch_size}
+        if not self.balanced:
+            return self._loader(train, shuffle=True, **options)
+        weights = 1 / self.class_counts.clamp(min=1)[train.labels]
+        return self._loader(train, sampler=WeightedRandomSampler(weights.tolist(), len(train)), **options)
 
     def val_dataloader(self) -> Loader:
         return self._loader(self._loaded(self._val))

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 
 from opteq.data.preprocess import Normalization
@@ -23,6 +24,7 @@ class Facts:
     - `title`: what the data set is called; its class unless given
     - `task`: `"segmentation"`, where every pixel has a label (negative for none), or else `"classification"`
     - `in_channels`, `image_size`: those of the images; else they are read off a batch
+    - `class_counts`: number of training images, or pixels, of each class, for balanced class weights
     - `normalization`: mean and standard deviation of each channel that were applied to pixels in [0, 1]; none
       unless given
 
@@ -49,7 +51,7 @@ class Facts:
         """One name per class, in the order of the labels.
 
         Raises:
-            ConfigError: There are none.
+            ConfigError: There are none, or only one.
         """
         names = getattr(self.data, "class_names", None)
         if not names:
@@ -57,7 +59,24 @@ class Facts:
                 f"Expected {type(self.data).__name__} to have `class_names`, a list with the name of each"
                 " class, as an attribute or a property, once `setup` was called."
             )
+        if len(names) < 2:
+            raise ConfigError(f"{self.title} has the one class {names[0]}; give at least two to tell apart.")
         return tuple(names)
+
+    @property
+    def class_counts(self) -> Tensor:
+        """Number of training images, or pixels, of each class.
+
+        Raises:
+            ConfigError: They are not known.
+        """
+        counts = getattr(self.data, "class_counts", None)
+        if counts is None or len(counts) != len(self.class_names):
+            raise ConfigError(
+                f"Expected {type(self.data).__name__} to have `class_counts`, how many training images each"
+                " class has, for balanced class weights; or list the weights in --model.class_weights."
+            )
+        return torch.as_tensor(counts)
 
     @property
     def in_channels(self) -> int:

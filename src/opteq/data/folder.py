@@ -4,45 +4,48 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-import torchvision.datasets
-from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from opteq.data.base import ImageDataModule
-from opteq.data.images import FileImages
-from opteq.data.preprocess import IMAGENET
+from opteq.data.finding import find_images, shown
+from opteq.data.images import FileImages, channels_of, check_channels
+from opteq.data.preprocess import IMAGENET, IMAGENET_GREY
 from opteq.errors import ConfigError
+from opteq.system.files import readable
 
 
 class ImageFolder(ImageDataModule):
-    """Colour images in `<root>/train/<class>/` and `<root>/test/<class>/`, perhaps also `<root>/val`.
+    """Images in `<root>/train/<class>/` and `<root>/test/<class>/`, perhaps also `<root>/val`.
 
     With only one of `test` and `val`, that one is the test set and validation uses a slice of
-    `train`.
+    `train`. Hidden files and folders, whose names start with a dot, are left out.
 
     Args:
         root: The folder that holds `train`.
         image_size: Images are resized to this shorter side and cropped to a square.
+        in_channels: 1 to read grey images, 3 for colour; unless given, what the network takes or, if that is
+            left out too, 1 where all training images are grey.
         options: The options of `opteq.data.base.ImageDataModule`.
 
     Raises:
         ConfigError: A folder is missing or empty, or the classes of two folders differ.
     """
 
-    in_channels = 3
-    normalization = IMAGENET
-
-    def __init__(self, root: str, image_size: int = 64, **options: Any) -> None:
+    def __init__(
+        self, root: str, image_size: int = 64, in_channels: int | None = None, **options: Any
+    ) -> None:
         super().__init__(**options)
         if image_size < 1:
             raise ConfigError(f"Expected `image_size` of at least 1, got {image_size}.")
         self.root = root
         self.size = self.image_size = image_size
         self.all_classes = ()
+        check_channels(in_channels)
+        self._channels = in_channels
 
     @property
     def title(self) -> str:
         """Name of the folder."""
-        return Path(self.root).resolve().name
+        return readable(Path(self.root).resolve().name)
 
     def read(self, split: Literal["train", "val", "test"]) -> FileImages | None:
         root = Path(self.root)
@@ -50,39 +53,40 @@ class ImageFolder(ImageDataModule):
         if split == "val" and not (has_test and (root / "val").is_dir()):
             return None
         folder = root / ("val" if split == "test" and not has_test else split)
+        files = self._files(folder)
+        self._check_classes(folder, tuple(files))
+        if self._channels is None:
+            # Those of the training images also where others are tested on.
+            train = self._files(root / "train") if (root / "train").is_dir() else files
+            self._channels = channels_of(path for paths in train.values() for path in paths)
+        self.in_channels = self._channels
+        self.normalization = IMAGENET if self.in_channels == 3 else IMAGENET_GREY
+        labels = [label for label, paths in enumerate(files.values()) for _ in paths]
+        paths = [path for paths in files.values() for path in paths]
+        return FileImages(paths, torch.tensor(labels), self.in_channels, self.size)
+
+    def _files(self, folder: Path) -> dict[str, list[Path]]:
+        """The images of each class."""
         if not folder.is_dir():
             raise ConfigError(
-                f"Expected image folders {root}/train/CLASS and {root}/test/CLASS (or val), but "
+                f"Expected image folders {self.root}/train/CLASS and {self.root}/test/CLASS (or val), but "
                 f"{folder} does not exist; name the folder that holds them with --data.root."
             )
-        try:
-            found = torchvision.datasets.ImageFolder(str(folder))
-        except FileNotFoundError as error:
+        classes = sorted(path for path in folder.iterdir() if path.is_dir() and shown(path.name))
+        files = {readable(path.name): find_images(path) for path in classes}
+        if len(files) < len(classes):
+            raise ConfigError(f"Two folders in {folder} have one name, in UTF-8 and Latin-1; rename one.")
+        if not files:
+            raise ConfigError(f"{folder} needs one folder per class with at least one image in each.")
+        return files
+
+    def _check_classes(self, folder: Path, classes: tuple[str, ...]) -> None:
+        known = self.all_classes or classes
+        if classes != known:
+            missing = [f"{name} is missing" for name in known if name not in classes]
+            unknown = [f"{name} is not among them" for name in classes if name not in known]
             raise ConfigError(
-                f"{folder} needs one folder per class with at least one image in each "
-                f"({', '.join(IMG_EXTENSIONS)})."
-            ) from error
-        self._check_classes(folder, found.classes)
-        paths, labels = zip(*found.samples, strict=True)
-        return FileImages([Path(path) for path in paths], torch.tensor(labels), self.in_channels, self.size)
-
-    def _check_classes(self, folder: Path, classes: list[str]) -> None:
-        if self.all_classes and tuple(classes) != self.all_classes:
-            different = ", ".join(sorted(set(classes) ^ set(self.all_classes)))
-            raise ConfigError(f"The classes in {folder} differ from those of the other folders: {different}.")
-        self.all_classes = tuple(classes)
-
-
-def find_images(folder: Path) -> list[Path]:
-    """List the image files in a folder and the folders inside it, sorted.
-
-    Raises:
-        ConfigError: The folder does not exist or holds no image.
-    """
-    if not folder.is_dir():
-        raise ConfigError(f"The folder {folder} does not exist.")
-    named = (path for path in folder.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
-    images = sorted(path for path in named if path.is_file())
-    if not images:
-        raise ConfigError(f"The folder {folder} holds no images ({', '.join(IMG_EXTENSIONS)}).")
-    return images
+                f"The classes in {folder} differ from those of the other folders: "
+                f"{', '.join(missing + unknown)}."
+            )
+        self.all_classes = classes

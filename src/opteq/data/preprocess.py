@@ -19,6 +19,8 @@ class Normalization(NamedTuple):
 
 # The statistics of ImageNet, customary for photographs.
 IMAGENET = Normalization(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
+# Their means over the colours, for grey ones.
+IMAGENET_GREY = Normalization(mean=(0.449,), std=(0.226,))
 
 
 class Preprocess:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, functional, v2
 
-from opteq.data.images import MEMORY_BUDGET_BYTES, ArrayImages, Images, opened, read_pixels
+from opteq.data.images import MEMORY_BUDGET_BYTES, ArrayImages, Images, count_labels, opened, read_pixels
 from opteq.data.preprocess import Normalization, Preprocess
 from opteq.errors import ConfigError
 
@@ -34,37 +34,55 @@ class FileScenes(Images):
         classes: What the numbers in the files stand for: the class, or `VOID` for pixels that have none;
             shape (256,).
         num_classes: Number of classes.
+        channels: 1 for grey images, 3 for colour.
     """
 
     def __init__(
-        self, images: Sequence[Path], masks: Sequence[Path], size: Size, classes: Tensor, num_classes: int
+        self,
+        images: Sequence[Path],
+        masks: Sequence[Path],
+        size: Size,
+        classes: Tensor,
+        num_classes: int,
+        channels: int = 3,
     ) -> None:
         self.images = list(images)
         self.masks = list(masks)
         self.size = size
         self.classes = classes
         self.num_classes = num_classes
+        self.channels = channels
         # A scene has many classes: with one label for all, splits are plain random ones.
         self.labels = torch.zeros(len(self.images), dtype=torch.long)
 
     def __getitems__(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        images = torch.empty(len(indices), 3, *self.size, dtype=torch.uint8)
+        images = torch.empty(len(indices), self.channels, *self.size, dtype=torch.uint8)
         masks = torch.empty(len(indices), *self.size, dtype=torch.uint8)
         for row, index in enumerate(indices):
-            images[row] = _resized(read_pixels(self.images[index], channels=3), self.size)
-            masks[row] = self._read_mask(self.masks[index], self.images[index])
+            image = read_pixels(self.images[index], self.channels)
+            mask = self._read_mask(self.masks[index])
+            if image.shape[1:] != mask.shape:
+                height, width = image.shape[1:]
+                raise ConfigError(
+                    f"{self.masks[index]} has {mask.shape[1]}×{mask.shape[0]} pixels, but its image"
+                    f" {self.images[index]} has {width}×{height}."
+                )
+            images[row], masks[row] = _resized(image, self.size), _resized_mask(mask, self.size)
         return images, masks
 
     def subset(self, indices: Tensor) -> "FileScenes":
         images, masks = ([paths[i] for i in indices.tolist()] for paths in (self.images, self.masks))
-        return FileScenes(images, masks, self.size, self.classes, self.num_classes)
+        return FileScenes(images, masks, self.size, self.classes, self.num_classes, self.channels)
+
+    def class_counts(self, classes: int) -> Tensor:
+        return torch.stack([count_labels(self._read_mask(mask), classes) for mask in self.masks]).sum(0)
 
     def in_memory(self) -> Images:
-        if len(self) * 4 * self.size[0] * self.size[1] > MEMORY_BUDGET_BYTES:
+        if len(self) * (self.channels + 1) * self.size[0] * self.size[1] > MEMORY_BUDGET_BYTES:
             return self
         return ArrayImages(*self.__getitems__(range(len(self))))
 
-    def _read_mask(self, path: Path, image: Path) -> Tensor:
+    def _read_mask(self, path: Path) -> Tensor:
         mask = self.classes[read_mask(path).long()]
         wrong = mask[(mask >= self.num_classes) & (mask != VOID)]
         if len(wrong):
@@ -72,17 +90,11 @@ class FileScenes(Images):
                 f"{path} has a pixel of class {int(wrong[0])}, but the {self.num_classes} classes are"
                 f" numbered from 0; correct it, name more classes, or set --data.ignore_index."
             )
-        with opened(image) as file:
-            if file.size != mask.shape[::-1]:
-                raise ConfigError(
-                    f"{path} has {mask.shape[1]}×{mask.shape[0]} pixels, but its image {image} has"
-                    f" {file.size[0]}×{file.size[1]}."
-                )
-        return _resized_mask(mask, self.size)
+        return mask
 
 
 def read_mask(path: Path) -> Tensor:
-    """Read the class numbers in one mask file, bytes of shape (height, width).
+    """Read the class numbers in one mask file, turned as its EXIF data say, bytes of shape (height, width).
 
     Raises:
         ConfigError: The file is not a readable image, or has more than one channel or byte for a pixel.

@@ -9,16 +9,18 @@ import torch
 from torch import Tensor
 
 from opteq.data.base import ImageDataModule
-from opteq.data.folder import find_images
-from opteq.data.preprocess import IMAGENET
+from opteq.data.finding import find_images
+from opteq.data.images import channels_of, check_channels
+from opteq.data.preprocess import IMAGENET, IMAGENET_GREY
 from opteq.data.scenes import VOID, FileScenes, SceneAugmentation, ScenePreprocess, Size, read_mask
 from opteq.errors import ConfigError
+from opteq.system.files import readable
 
 CLASS_NAMES = "classes.txt"
 
 
 class SegmentationDataModule(ImageDataModule):
-    """Colour images with a class for every pixel; pixels without one count neither in losses nor in scores.
+    """Images with a class for every pixel; pixels without one count neither in losses nor in scores.
 
     Args:
         image_size: Height and width that images and masks are resized to.
@@ -74,6 +76,8 @@ class SegmentationFolder(SegmentationDataModule):
         names: Names of the classes, in the order of their numbers; by default the lines of
             `<root>/classes.txt`, or where there is none the numbers in the training masks.
         ignore_index: The number of pixels without a class.
+        in_channels: 1 to read grey images, 3 for colour; unless given, what the network takes or, if that is
+            left out too, 1 where all training images are grey.
         options: The other options of `opteq.data.segmentation.SegmentationDataModule`.
 
     Raises:
@@ -87,19 +91,22 @@ class SegmentationFolder(SegmentationDataModule):
         image_size: Size,
         names: list[str] | None = None,
         ignore_index: int = VOID,
+        in_channels: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(image_size, **options)
+        check_channels(in_channels)
         if not 0 <= ignore_index <= 255:
             raise ConfigError(f"Expected `ignore_index` from 0 to 255, got {ignore_index}.")
         self.root = root
         self.all_classes = tuple(names or ())
         self.ignore_index = ignore_index
+        self._channels = in_channels
 
     @property
     def title(self) -> str:
         """Name of the folder."""
-        return Path(self.root).resolve().name
+        return readable(Path(self.root).resolve().name)
 
     def read(self, split: Literal["train", "val", "test"]) -> FileScenes | None:
         has_test = self._folder("images", "test") is not None
@@ -108,9 +115,14 @@ class SegmentationFolder(SegmentationDataModule):
         images, masks = self._files("val" if split == "test" and not has_test else split)
         if not self.all_classes:
             self.all_classes = self._find_classes()
+        if self._channels is None:
+            has_train = self._folder("images", "train") is not None
+            self._channels = channels_of(self._files("train")[0] if has_train else images)
+        self.in_channels = self._channels
+        self.normalization = IMAGENET if self.in_channels == 3 else IMAGENET_GREY
         classes = torch.arange(256, dtype=torch.uint8)
         classes[self.ignore_index] = VOID
-        return FileScenes(images, masks, self.size, classes, len(self.class_names))
+        return FileScenes(images, masks, self.size, classes, len(self.class_names), self.in_channels)
 
     def _folder(self, part: str, split: str) -> Path | None:
         root = Path(self.root)
@@ -135,7 +147,14 @@ class SegmentationFolder(SegmentationDataModule):
     def _find_classes(self) -> tuple[str, ...]:
         path = Path(self.root) / CLASS_NAMES
         if path.is_file():
-            return tuple(path.read_text(encoding="utf-8").splitlines())
+            try:
+                names = path.read_text(encoding="utf-8").split("\n")
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{path} is not a text file in UTF-8; save it as one.") from error
+            names = [name.strip() for name in names if name.strip()]
+            if len(set(names)) < len(names):
+                raise ConfigError(f"{path} names a class twice; give every class a name of its own.")
+            return tuple(names)
         numbers = {int(n) for mask in self._files("train")[1] for n in read_mask(mask).unique()}
         largest = max(numbers - {self.ignore_index, VOID}, default=-1)
         return tuple(str(number) for number in range(largest + 1))

@@ -56,12 +56,9 @@ class SegmentationRecord(EvaluationRecord):
 
     @property
     def class_accuracy(self) -> NDArray[np.float64]:
-        """`(classes,)` share of the pixels of a class that were found.
-
-        It is zero for a class that only predictions have, and NaN where these do not have it either.
-        """
-        found = self._right / np.maximum(self.confusion.sum(1), 1)
-        return np.where(self.confusion.sum(0) + self.confusion.sum(1), found, np.nan)
+        """`(classes,)` share of the pixels of a class that were found; NaN for none."""
+        with np.errstate(invalid="ignore"):
+            return self._right / self.confusion.sum(1)
 
     @property
     def pixel_accuracy(self) -> float:

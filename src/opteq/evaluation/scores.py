@@ -15,6 +15,34 @@ def confusion_matrix(labels: NDArray, predictions: NDArray, classes: int) -> NDA
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
 
 
+@dataclass(frozen=True, slots=True)
+class ClassScores:
+    """How well each class is told from the others; NaN where there is nothing to tell.
+
+    Attributes:
+        counts: `(classes,)` samples of a class.
+        recall: `(classes,)` share of them that was found.
+        precision: `(classes,)` share that is right of those taken for the class.
+        f1: `(classes,)` harmonic mean of the two.
+    """
+
+    counts: NDArray[np.int64]
+    recall: NDArray[np.float64]
+    precision: NDArray[np.float64]
+    f1: NDArray[np.float64]
+
+
+def class_scores(confusion: NDArray[np.int64]) -> ClassScores:
+    """The scores of each class.
+
+    Args:
+        confusion: `(classes, classes)` counts: row = true class, column = predicted class.
+    """
+    right, counts, taken = confusion.diagonal(), confusion.sum(1), confusion.sum(0)
+    with np.errstate(invalid="ignore"):
+        return ClassScores(counts, right / counts, right / taken, 2 * right / (counts + taken))
+
+
 def known_divergence(log_probabilities: NDArray, labels: NDArray) -> float:
     """Mean `KL(one-hot ‖ prediction) = -ln p_label` over images of known classes (Li et al. 2022b, §4.3).
 

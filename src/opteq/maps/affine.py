@@ -51,6 +51,8 @@ class AffineChange(EquilibriumMap):
                 " the affine change could not be undone."
             )
         shift = matrix.new_zeros(len(matrix)) if shift is None else shift
+        if not isinstance(shift, Tensor):
+            raise ConfigError(f"Expected `shift` to be a tensor, got {type(shift).__name__}.")
         if shift.shape != matrix.shape[:1] or not bool(torch.isfinite(shift).all()):
             raise ConfigError(
                 f"Expected a finite `shift` of shape ({len(matrix)},), got {tuple(shift.shape)}:"

@@ -11,7 +11,7 @@ from torch import nn
 
 from opteq.errors import ConfigError
 from opteq.models.parts import build
-from opteq.options import check
+from opteq.options import check, is_number, is_whole
 from opteq.system.files import write_file, write_json
 
 WEIGHTS = "model.safetensors"
@@ -56,9 +56,31 @@ class ModelCard:
                 f" a pretrained network: {', '.join(pretrained())}."
             )
         try:
-            return cls(**json.loads(path.read_text(encoding="utf-8")))
-        except (ValueError, TypeError) as error:
+            card = cls(**json.loads(path.read_text(encoding="utf-8")))
+            card._check()
+        except (ValueError, TypeError, RecursionError) as error:
             raise ConfigError(f"{path} is damaged ({error}); restore it or train again.") from error
+        return card
+
+    def _check(self) -> None:
+        sizes = self.image_size if isinstance(self.image_size, list | tuple) else [self.image_size]
+        expected = {
+            "network": isinstance(self.network, dict),
+            "class_names": isinstance(self.class_names, list | tuple)
+            and all(isinstance(name, str) for name in self.class_names),
+            "in_channels": is_whole(self.in_channels) and self.in_channels >= 1,
+            "image_size": all(is_whole(size) and size >= 1 for size in sizes),
+            "mean": _are_numbers(self.mean, self.in_channels),
+            "std": _are_numbers(self.std, self.in_channels) and all(value > 0 for value in self.std),
+            "task": self.task in ("classification", "segmentation"),
+        }
+        wrong = [name for name, fits in expected.items() if not fits]
+        if wrong:
+            raise ValueError(f"{wrong[0]} is {getattr(self, wrong[0])!r}")
+
+
+def _are_numbers(values: Any, count: int) -> bool:
+    return isinstance(values, list | tuple) and len(values) == count and all(map(is_number, values))
 
 
 def save_network(folder: Path, network: nn.Module, card: ModelCard) -> None:
@@ -91,7 +113,11 @@ def load(run: str | Path, trust: bool = False) -> nn.Module:
     try:
         load_model(network, folder / WEIGHTS)
     except (OSError, RuntimeError, SafetensorError) as error:
-        raise ConfigError(f"{folder / WEIGHTS} is missing, truncated or of another model: {error}") from error
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise ConfigError(
+            f"{folder / WEIGHTS} is missing, truncated or of another model ({reason}); restore it or train"
+            " again."
+        ) from error
     return network.eval()
 
 

@@ -13,6 +13,7 @@ from torch import nn
 from opteq.errors import ConfigError
 from opteq.options import check_counts
 
+_OPTIMIZER = re.compile(r"torch\.optim\.\w+")
 _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
@@ -38,6 +39,19 @@ def complete(network: Any, in_channels: int, classes: int) -> None:
     channels = _fill(stem, in_channels=in_channels, channels=None)
     _fill(body, channels=channels)
     _fill(head, channels=channels, classes=classes)
+
+
+def fill_channels(data: Any, network: Any) -> None:
+    """Fill in the channels of the images that a data set is to give, where its network names them.
+
+    Args:
+        data: configuration of the data set, a mapping with `class_path` and `init_args`; changed in place.
+        network: configuration of the network.
+    """
+    stem = (network.get("init_args") or {}).get("stem")
+    parts = [part for part in (network, stem) if part is not None and "class_path" in part]
+    named = [(part.get("init_args") or {}).get("in_channels") for part in parts]
+    _fill(data, in_channels=next((number for number in named if number is not None), None))
 
 
 def _fill(spec: Any, **numbers: int | None) -> int | None:
@@ -119,7 +133,7 @@ def _find(class_path: str, trust: bool) -> Any:
 
 
 def _check_root(class_path: str) -> None:
-    if not class_path.startswith(("opteq.", "torch.nn.")):
+    if not (class_path.startswith(("opteq.", "torch.nn.")) or _OPTIMIZER.fullmatch(class_path)):
         raise ConfigError(
             f"It uses {class_path}, and only classes of opteq and torch.nn are built unless you trust where"
             " it comes from; if you do, use opteq.load(RUN, trust=True), or --trust true on the command line."

@@ -40,6 +40,7 @@ class ConvStem(nn.Sequential):
         widths: Sequence[int] | None = None,
         padding: int = 0,
     ) -> None:
+        channels = known("channels", channels)
         if widths is None:
             widths = [max(channels >> halving, 8) for halving in range(max(downsamplings, 1) - 1, 0, -1)]
         widths = [known("in_channels", in_channels), *widths, channels]

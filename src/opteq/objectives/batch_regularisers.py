@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError
 from opteq.objectives.regularisers import Regulariser
-from opteq.options import check_counts, check_positive
+from opteq.options import check, check_counts, check_positive, is_whole
 
 
 class BatchRegulariser(nn.Module, Regulariser):
@@ -172,6 +172,7 @@ class RandomFeatureHSIC(BatchRegulariser):
         super().__init__()
         check_counts(features=features)
         check_positive("bandwidth", bandwidth)
+        check(is_whole(seed) and 0 <= seed < 2**63, "seed", seed, "a whole number from 0 to 2⁶³ - 1")
         self.features, self.bandwidth, self.seed = features, float(bandwidth), seed
 
     def value(self, z: Tensor) -> Tensor:

@@ -10,6 +10,15 @@ from typing import Any, BinaryIO
 from opteq.errors import ConfigError
 
 
+def readable(name: str) -> str:
+    """The name of a file or folder as text: in UTF-8, or else in Latin-1, which any name can be read in."""
+    encoded = os.fsencode(name)
+    try:
+        return encoded.decode("utf-8")
+    except UnicodeDecodeError:
+        return encoded.decode("latin-1")
+
+
 @contextmanager
 def write_beside(path: Path) -> Iterator[BinaryIO]:
     """Open a file beside `path` that takes its place once it is complete and on the disk.
@@ -57,7 +66,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid JSON ({error}).") from error
     if not isinstance(content, dict):
         raise ConfigError(f"Expected {path} to hold one JSON object, got {type(content).__name__}.")

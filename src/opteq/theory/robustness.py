@@ -40,6 +40,9 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
     """
     expect_module(classifier)
     expect_no_hooks(classifier)
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise ShapeError(f"Expected the inputs to be a tensor of floating-point numbers, got {got}.")
     x, classifier = x.double(), _precise(classifier)
     *stages, last = stages_of(classifier)
     features = nn.Sequential(*stages)

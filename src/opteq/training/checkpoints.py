@@ -50,7 +50,17 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise ConfigError(f"There is no checkpoint {path}.")
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError) as error:
+    except (
+        RuntimeError,
+        pickle.UnpicklingError,
+        EOFError,
+        ValueError,
+        LookupError,
+        TypeError,
+        OSError,
+    ) as error:
+        if isinstance(error, OSError) and error.filename is not None:
+            raise  # of the system, about the file; without a name, about a place that it does not have
         raise ConfigError(f"{path} is truncated or not a checkpoint; use another one.") from error
     if not (
         isinstance(checkpoint, dict)

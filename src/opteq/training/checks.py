@@ -6,6 +6,23 @@ from torch import nn
 from opteq.data.facts import Facts
 from opteq.errors import ConfigError
 from opteq.evaluation.passes import eval_mode
+from opteq.models.loading import ModelCard
+
+
+def check_classes(card: ModelCard, data: Facts) -> None:
+    """Check that a data set has the classes that a network was trained on, in their order.
+
+    Raises:
+        ConfigError: It has others.
+    """
+    trained, given = tuple(card.class_names), data.class_names
+    if trained != given:
+        lacking = [name for name in trained if name not in given] or ["none"]
+        unknown = [name for name in given if name not in trained] or ["none"]
+        raise ConfigError(
+            f"The classes of {data.title} are not those that the network was trained on, in their order:"
+            f" missing {', '.join(lacking[:10])}; unknown {', '.join(unknown[:10])}."
+        )
 
 
 @torch.no_grad()
@@ -38,7 +55,17 @@ def check_match(network: nn.Module, data: Facts) -> None:
             f"{tuple(logits.shape)}; choose another head with --model.network.head."
         )
     if logits.shape[1:] != expected:
+        advice = (
+            "set --model.network.head.classes null to have it follow from the data"
+            if data.stage == "fit"
+            else "give data with the classes that it was trained on"
+        )
         raise ConfigError(
             f"{data.title} has {classes} classes, but the output of the network has shape "
-            f"{tuple(logits.shape)}; set --model.network.head.classes null to have it follow from the data."
+            f"{tuple(logits.shape)}; {advice}."
+        )
+    if labels.is_floating_point() or labels.max() >= classes:
+        raise ConfigError(
+            f"Expected labels of {data.title} to be whole numbers below {classes}, one per class, got"
+            f" {labels.dtype} up to {labels.max().item()}."
         )

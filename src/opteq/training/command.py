@@ -30,8 +30,8 @@ import opteq.models.stems  # noqa: F401
 from opteq.data.facts import Facts
 from opteq.errors import ConfigError, OpteqError
 from opteq.layer import EquilibriumLayer
-from opteq.models.loading import ModelCard, save_network
-from opteq.models.parts import complete
+from opteq.models.loading import CARD, ModelCard, save_network
+from opteq.models.parts import complete, fill_channels
 from opteq.system.locks import exclusive
 from opteq.training.checkpoints import (
     LAST,
@@ -40,14 +40,15 @@ from opteq.training.checkpoints import (
     LastCheckpoint,
     read_checkpoint,
 )
-from opteq.training.checks import check_match
+from opteq.training.checks import check_classes, check_match
 from opteq.training.console import quiet_lightning
 from opteq.training.meter import TrainingMeter
 from opteq.training.metrics_csv import MetricsCSV
 from opteq.training.module import ClassifierModule
-from opteq.training.parse_errors import explain, own_error
-from opteq.training.predict import predict_to_file
+from opteq.training.parse_errors import explain, reworded
+from opteq.training.predict import default_output, predict_to_file
 from opteq.training.runs import (
+    CHECKPOINTS,
     METRICS,
     Run,
     latest_run,
@@ -56,7 +57,7 @@ from opteq.training.runs import (
     save_config,
     start_run,
 )
-from opteq.training.summary import write_summary, write_versions
+from opteq.training.summary import class_table, write_summary, write_versions
 from opteq.training.taskscores import SCORES
 
 # The options that make a training what it is; the others name files of one run.
@@ -88,7 +89,7 @@ def run_command(arguments: list[str], default_run: str = "run") -> str:
         # Lightning's word for a device or a logger whose package is not installed.
         raise ConfigError(str(error)) from error
     except (OpteqError, ValueError) as error:
-        raise own_error(error) or error from error
+        raise reworded(error) from error
 
 
 class TrainingCLI(LightningCLI):
@@ -148,7 +149,12 @@ class TrainingCLI(LightningCLI):
             )
         if subcommand == "predict":
             parser.add_argument("--images", type=str, required=True, help="Folder of images, or one image.")
-            parser.add_argument("--output", type=str, default="predictions.csv", help="CSV file to write.")
+            parser.add_argument(
+                "--output",
+                type=str | None,
+                default=None,
+                help="CSV file to write; in the run by default.",
+            )
         return parser
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -167,6 +173,7 @@ class TrainingCLI(LightningCLI):
         command = str(self.subcommand)
         options = self.config[command]
         parser = self._parser(command)
+        fill_channels(options.data, options.model.network)
         data = parser.instantiate_classes(Namespace(data=options.data), instantiate_groups=False)["data"]
         stage = "test" if command == "predict" else command
         data.prepare_data()
@@ -182,8 +189,8 @@ class TrainingCLI(LightningCLI):
         options = self._get(self.config_init, "trainer")
         kwargs["plugins"] = [*_listed(options["plugins"]), AtomicCheckpointIO()]
         kwargs["logger"] = _listed(options["logger"])
+        self._check_data()
         if self.subcommand == "fit" and not options["fast_dev_run"]:
-            check_match(self.model.network, self.facts)
             self.run = self._open_run()
             if options["logger"] is not False:
                 kwargs["logger"] += [
@@ -199,7 +206,12 @@ class TrainingCLI(LightningCLI):
             ]
         else:
             kwargs["enable_checkpointing"] = False
-        return super().instantiate_trainer(**kwargs)
+        try:
+            return super().instantiate_trainer(**kwargs)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ConfigError(
+                f"An option of --trainer does not fit: {' '.join(str(error).split())}"
+            ) from error
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
@@ -240,18 +252,27 @@ class TrainingCLI(LightningCLI):
         """Evaluate a checkpoint on the test images, on request with what its equilibria are worth."""
         checkpoint = _required(ckpt_path, "test")
         self.trainer.test(**objects, ckpt_path=checkpoint, weights_only=True)
-        if self.config.test.equilibrium and self.trainer.is_global_zero:
-            self.outcome = self._study_equilibrium(run_folder(checkpoint))
+        if self.trainer.is_global_zero:
+            self.outcome = class_table(self.model.confusion, self.facts.class_names)
+            if self.config.test.equilibrium:
+                self.outcome += f"\n\n{self._study_equilibrium(run_folder(checkpoint))}"
 
     def predict(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Classify the images of a folder with a checkpoint."""
-        checkpoint = read_checkpoint(_required(ckpt_path, "predict"))
+        path = _required(ckpt_path, "predict")
+        checkpoint = read_checkpoint(path)
         self.model.on_load_checkpoint(checkpoint)
         self.model.load_state_dict(checkpoint["state_dict"])
         options = self.config.predict
-        self.outcome = predict_to_file(
-            self.model.network, self._card(), Path(options.images), Path(options.output)
-        )
+        output = Path(options.output) if options.output else default_output(_run_of(path))
+        self.outcome = predict_to_file(self.model.network, self._card(), Path(options.images), output)
+
+    def _check_data(self) -> None:
+        """Refuse data that the network, or the run that is evaluated, does not fit."""
+        checkpoint = None if self.subcommand == "fit" else self.config[str(self.subcommand)].ckpt_path
+        if checkpoint and (_run_of(Path(checkpoint)) / CARD).is_file():
+            check_classes(ModelCard.read(_run_of(Path(checkpoint))), self.facts)
+        check_match(self.model.network, self.facts)
 
     @property
     def _headline(self) -> str:
@@ -298,7 +319,7 @@ class TrainingCLI(LightningCLI):
         """Write summary, weights and report; called with the weights of the best checkpoint."""
         network = self.model.network.to(self.trainer.strategy.root_device)
         folder = self.run.folder
-        summary = write_summary(folder, network, self.facts, metrics, seconds, images)
+        summary = write_summary(folder, network, self.facts, metrics, self.model.confusion, seconds, images)
         save_network(folder, network, self._card())
         self.outcome = (
             f"Test {self._headline} {summary[f'test_{self._headline}']:.2%} of the best checkpoint after "
@@ -330,6 +351,12 @@ class TrainingCLI(LightningCLI):
                 f"and --ckpt_path last --run {self.run.folder.name}."
             )
         return "Interrupted before the first checkpoint; start again."
+
+
+def _run_of(checkpoint: Path) -> Path:
+    """The folder of the run that a checkpoint belongs to, or where it lies."""
+    folder = checkpoint.parent
+    return folder.parent if folder.name == CHECKPOINTS else folder
 
 
 def _listed(value: Any) -> list[Any]:

@@ -4,21 +4,26 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MetricCollection
+from torchmetrics.classification import MulticlassConfusionMatrix
 
 from opteq.data.facts import Facts
+from opteq.data.scenes import IGNORED
 from opteq.errors import ConfigError, OpteqError
 from opteq.evaluation.attacks import PGD
 from opteq.layer import SolveLog, solve_log
 from opteq.models.classifier import ImageClassifier
 from opteq.objectives.coupling import HeritageDiversity
 from opteq.operators.base import settle_norms
+from opteq.training.optimizers import make_optimizer
 from opteq.training.schedules import Schedule, learning_rate_factor
 from opteq.training.taskscores import SCORES, make_scores
 
@@ -34,13 +39,18 @@ class ClassifierModule(LightningModule):
     Args:
         network: Maps images, shape (batch, channels, height, width), to logits, shape (batch, classes), or
             (batch, classes, height, width) for segmentation.
-        optimizer: `"sgd"` with Nesterov momentum 0.9, or `"adamw"`.
-        learning_rate: Peak learning rate.
-        weight_decay: Weight decay of matrices and kernels; biases and norms have none.
+        optimizer: `"sgd"` with Nesterov momentum 0.9, `"adamw"`, or what makes an optimizer of groups of
+            parameters; in a configuration any class of optimizers, such as `torch.optim.RAdam` or
+            `timm.optim.Lion`, with its options.
+        learning_rate: Peak learning rate, of every optimizer.
+        weight_decay: Weight decay of matrices and kernels, by every optimizer; biases and norms have none.
         schedule: Course of the learning rate, see `opteq.training.schedules`.
         warmup: Part of the training, from 0 to 1, over which the learning rate rises to its peak.
         milestones: Parts of the training after which the schedule `"step"` drops; None for its own.
         label_smoothing: Share of the target that is spread over all classes.
+        class_weights: What an image, or a pixel, of each class counts in the training loss, in the order of
+            the labels; `"balanced"` for one over the share of the class among the training labels, divided by
+            the number of classes. None counts all alike.
         adversary: Attack on the training images; the network is trained on what it makes of them
             (adversarial training, Madry et al. 2018). None trains on the images themselves.
         penalty: Coupling whose value at what the body of an `ImageClassifier` gives, a tuple of tensors, is
@@ -49,16 +59,19 @@ class ClassifierModule(LightningModule):
         penalty_weight: The `γ` of the penalty.
     """
 
+    _weights: Tensor | None
+
     def __init__(
         self,
         network: nn.Module,
-        optimizer: Literal["sgd", "adamw"] = "sgd",
+        optimizer: Literal["sgd", "adamw"] | OptimizerCallable = "sgd",
         learning_rate: float = 0.1,
         weight_decay: float = 5e-4,
         schedule: Schedule = "cosine",
         warmup: float = 0.0,
         milestones: Sequence[float] | None = None,
         label_smoothing: float = 0.0,
+        class_weights: Literal["balanced"] | list[float] | None = None,
         adversary: PGD | None = None,
         penalty: HeritageDiversity | None = None,
         penalty_weight: float = 1e-3,
@@ -79,6 +92,7 @@ class ClassifierModule(LightningModule):
         self.warmup = warmup
         self.milestones = milestones
         self.label_smoothing = label_smoothing
+        self.class_weights: Literal["balanced"] | list[float] | None = class_weights
         self.adversary = adversary
         self.penalty = penalty
         self.penalty_weight = penalty_weight
@@ -89,10 +103,14 @@ class ClassifierModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         self._facts = Facts(self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
-        metrics = make_scores(self._facts.task, len(self._facts.class_names))
+        classes = len(self._facts.class_names)
+        metrics = make_scores(self._facts.task, classes)
         self.train_metrics = metrics.clone(prefix="train_")
         self.val_metrics = metrics.clone(prefix="val_")
         self.test_metrics = metrics.clone(prefix="test_")
+        self.test_confusion = MulticlassConfusionMatrix(classes, ignore_index=IGNORED)
+        if stage == "fit":
+            self.register_buffer("_weights", self._class_weights(classes), persistent=False)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         settle_norms(self.network)
@@ -104,7 +122,7 @@ class ClassifierModule(LightningModule):
         # The scope of the log spans the backward pass, which Lightning runs before `on_train_batch_end`.
         self._solves = self._batch_scope.enter_context(solve_log(self.network))
         logits, penalty = self._answer(images)
-        loss = cross_entropy(logits, labels, label_smoothing=self.label_smoothing) + penalty
+        loss = cross_entropy(logits, labels, self._weights, label_smoothing=self.label_smoothing) + penalty
         if not loss.isfinite():
             raise OpteqError(
                 f"The training loss became {loss.item()} in step {self.global_step}; "
@@ -129,7 +147,13 @@ class ClassifierModule(LightningModule):
         self._evaluate(batch, "val", self.val_metrics)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, "test", self.test_metrics)
+        logits = self._evaluate(batch, "test", self.test_metrics)
+        self.test_confusion.update(logits, batch[1])
+
+    def on_test_end(self) -> None:
+        # After the processes have met, and before the counts of the next test begin.
+        self.confusion = self.test_confusion.compute().cpu().numpy()
+        self.test_confusion.reset()
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = self._make_optimizer()
@@ -169,9 +193,30 @@ class ClassifierModule(LightningModule):
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": self.weight_decay},
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
+        groups = [{**group, "lr": self.learning_rate} for group in groups]
         if self.optimizer == "sgd":
-            return SGD(groups, lr=self.learning_rate, momentum=0.9, nesterov=True)
-        return AdamW(groups, lr=self.learning_rate)
+            return SGD(groups, momentum=0.9, nesterov=True)
+        if self.optimizer == "adamw":
+            return AdamW(groups)
+        if isinstance(self.optimizer, str):
+            raise ConfigError(
+                f'Expected `optimizer` to be "sgd", "adamw" or a class, got {self.optimizer!r}.'
+            )
+        return make_optimizer(self.optimizer, groups)
+
+    def _class_weights(self, classes: int) -> Tensor | None:
+        if self.class_weights is None:
+            return None
+        if self.class_weights == "balanced":
+            counts = self._facts.class_counts
+            return counts.sum() / (classes * counts.clamp(min=1))
+        weights = torch.as_tensor(self.class_weights, dtype=torch.float32)
+        if len(weights) != classes or not (weights.isfinite() & (weights >= 0)).all() or not weights.any():
+            raise ConfigError(
+                f'Expected `class_weights` to be "balanced" or {classes} numbers of at least 0, one for each'
+                f" class and not all 0, got {self.class_weights}."
+            )
+        return weights
 
     def _answer(self, images: Tensor) -> tuple[Tensor, Tensor | float]:
         """Logits of training images, and what is added to their loss."""
@@ -187,13 +232,14 @@ class ClassifierModule(LightningModule):
         penalty = self.penalty.at(branches).value(branches).mean()
         return network.head(branches), self.penalty_weight * penalty
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str, metrics: MetricCollection) -> None:
+    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str, metrics: MetricCollection) -> Tensor:
         images, labels = batch
         with solve_log(self.network) as solves:
             logits = self.network(images)
         self._log_scores(metrics, logits, labels)
         self._log_mean(f"{stage}_loss", cross_entropy(logits, labels), len(images))
         self._log_solves(stage, solves)
+        return logits
 
     def _log_scores(self, metrics: MetricCollection, logits: Tensor, labels: Tensor) -> None:
         metrics.update(logits, labels)

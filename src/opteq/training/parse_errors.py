@@ -9,7 +9,7 @@ from typing import cast
 from jsonargparse import ArgumentParser
 
 import opteq
-from opteq.errors import OpteqError
+from opteq.errors import ConfigError, OpteqError
 
 # Lines that say how the parser went about it, not what is wrong with the value.
 PARSER_TERMS = (
@@ -30,6 +30,10 @@ def explain(report: str, options: Collection[str]) -> str:
         report: What the parser reports.
         options: Names of all options of the command, such as `trainer.max_epochs`.
     """
+    if missing := re.search(r"Requirement '(.+?)' not met", report):
+        return f"An option needs the package {missing[1]}; install it with pip install '{missing[1]}'."
+    if missing := re.search(r"No module named '(.+?)'", report):
+        return f"An option needs the package {missing[1]}, which is not installed."
     if unknown := re.search(r"[Uu]nrecognized arguments: (?:--)?([^\s=]+)", report):
         return _unknown("There is no option", unknown[1], options)
     if unknown := re.search(r"Group '(.+)' does not accept option '(.+)'", report):
@@ -40,6 +44,7 @@ def explain(report: str, options: Collection[str]) -> str:
         return unchosen
     if unknown := re.search(r"Option '(.+)' is not accepted", report):
         classes = re.findall(r"class_path '(.+?)'", report[: unknown.start()])
+        classes = classes or re.findall(r"class_path='(.+?)'", report)
         if classes:
             return _unknown(f"{classes[-1]} has no option", unknown[1], _options_of(classes[-1]))
         return _unknown("There is no option", unknown[1], options)
@@ -51,6 +56,15 @@ def explain(report: str, options: Collection[str]) -> str:
         names = re.sub(r"\b(fit|validate|test|predict)\.", "", missing[1])
         return f"Missing {names}; give a preset or a configuration file with --config, or the options."
     return " ".join(report.split())
+
+
+def reworded(error: Exception) -> Exception:
+    """What to tell the user of an error while options were read or followed; a bug remains what it is."""
+    if own := own_error(error):
+        return own
+    report = str(error)
+    of_parser = re.match(r"Does not validate against|Problem with given class_path|Parser key", report)
+    return ConfigError(explain(report, ())) if of_parser else error
 
 
 def own_error(error: BaseException | None) -> OpteqError | None:
@@ -72,8 +86,8 @@ def _unknown(sentence: str, name: str, options: Collection[str]) -> str:
     if close:
         return f"{sentence} {name}; did you mean {' or '.join(close)}?"
     siblings = {option for option in options if group and option.rpartition(".")[0] == group}
-    valid = siblings or {option.split(".")[0] for option in options}
-    return f"{sentence} {name}; there are {', '.join(sorted(valid))}."
+    valid = sorted(siblings or {option.split(".")[0] for option in options})
+    return f"{sentence} {name}; " + (f"there are {', '.join(valid)}." if valid else "there are none.")
 
 
 def _unchosen(report: str) -> str | None:

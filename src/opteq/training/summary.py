@@ -3,15 +3,19 @@
 import platform
 import resource
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from opteq.data.facts import Facts
+from opteq.evaluation.scores import class_scores
 from opteq.layer import EquilibriumLayer
 from opteq.system.files import write_json
 from opteq.training.taskscores import SCORES
@@ -34,6 +38,7 @@ def write_summary(
     network: nn.Module,
     data: Facts,
     test: Mapping[str, float],
+    confusion: NDArray[np.int64],
     seconds: float,
     images: int,
 ) -> dict[str, Any]:
@@ -44,6 +49,7 @@ def write_summary(
         network: The trained network.
         data: What it was trained on.
         test: Metrics of the best checkpoint on the test set, as `Trainer.test` returns them.
+        confusion: Its confusion matrix there, see `opteq.evaluation.scores.class_scores`.
         seconds: Duration of the training loop, including validation.
         images: Training images processed in that time.
     """
@@ -58,9 +64,34 @@ def write_summary(
         "seconds_train": round(seconds, 2),
         "images_per_second": round(images / seconds, 1) if seconds else None,
         "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
+        "test_classes": per_class(confusion, data.class_names),
     }
     write_json(folder / SUMMARY, summary)
     return summary
+
+
+def per_class(confusion: NDArray[np.int64], names: Sequence[str]) -> dict[str, dict[str, float | None]]:
+    """Count, recall, precision and F1 of each class by its name; None where there is nothing to tell."""
+    scores = asdict(class_scores(confusion))
+    return {
+        name: {score: None if np.isnan(values[c]) else values[c].item() for score, values in scores.items()}
+        for c, name in enumerate(names)
+    }
+
+
+def class_table(confusion: NDArray[np.int64], names: Sequence[str]) -> str:
+    """What `per_class` gives, as lines to print."""
+    rows = per_class(confusion, names)
+    width = max(len("class"), *map(len, names))
+    lines = [f"{'class':{width}}  {'count':>9}  recall  precision      F1"]
+    for name, scores in rows.items():
+        shares = [
+            "-" if scores[key] is None else f"{scores[key]:.2%}" for key in ("recall", "precision", "f1")
+        ]
+        lines.append(
+            f"{name:{width}}  {scores['counts']:>9,}  {shares[0]:>6}  {shares[1]:>9}  {shares[2]:>6}"
+        )
+    return "\n".join(lines)
 
 
 def _name(network: nn.Module) -> str:

@@ -1,7 +1,10 @@
 """The scores that are logged, by what is classified."""
 
+from typing import Any
+
+from torch import Tensor
 from torchmetrics import Metric, MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex
+from torchmetrics.classification import MulticlassAccuracy, MulticlassJaccardIndex, MulticlassStatScores
 
 from opteq.data.facts import Task
 from opteq.data.scenes import IGNORED
@@ -18,14 +21,14 @@ def make_scores(task: Task, classes: int) -> MetricCollection:
 
     - classification: `accuracy`, and with more than five classes `accuracy_top5`
     - segmentation: over all pixels with a class, `mIoU`, the mean over the classes of intersection over
-      union; `mAcc`, the mean over the classes of the share of their pixels found; `aAcc`, the share of
-      all pixels that are right. Classes neither there nor predicted are left out of the means.
+      union, without those neither there nor predicted; `mAcc`, the mean over the classes that are there of
+      the share of their pixels found; `aAcc`, the share of all pixels that are right.
     """
     if task == "segmentation":
         return MetricCollection(
             {
                 "mIoU": MulticlassJaccardIndex(classes, ignore_index=IGNORED),
-                "mAcc": MulticlassAccuracy(classes, average="macro", ignore_index=IGNORED),
+                "mAcc": MeanClassAccuracy(classes, ignore_index=IGNORED),
                 "aAcc": MulticlassAccuracy(classes, average="micro", ignore_index=IGNORED),
             }
         )
@@ -33,3 +36,22 @@ def make_scores(task: Task, classes: int) -> MetricCollection:
     if classes > 5:
         scores["accuracy_top5"] = MulticlassAccuracy(classes, top_k=5, average="micro")
     return MetricCollection(scores)
+
+
+class MeanClassAccuracy(MulticlassStatScores):
+    """Mean over the classes that are there of the share of their pixels that were found.
+
+    torchmetrics' macro accuracy counts classes that are only predicted as 0, also where they cannot be found.
+
+    Args:
+        classes: Number of classes.
+        options: The other options of `MulticlassStatScores`.
+    """
+
+    def __init__(self, classes: int, **options: Any) -> None:
+        super().__init__(classes, average=None, **options)
+
+    def compute(self) -> Tensor:
+        found, _, _, missed = self._final_state()
+        there = found + missed > 0
+        return (found[there] / (found + missed)[there]).mean()
