@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -74,13 +75,9 @@ def kill(folder: Path, process: int) -> None:
 def fill(folder: Path, process: int) -> None:
     """No room on the disk, until the process has ended."""
     ballast = folder / "ballast"
-    with ballast.open("wb") as file:
-        try:
-            while True:
-                file.write(bytes(4096))
-                file.flush()
-        except OSError:
-            pass
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
     ended(process)
     ballast.unlink()
 
