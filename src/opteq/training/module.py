@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any, Literal
 
+import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torchmetrics import MetricCollection
 
 from opteq.data.facts import Facts
+from opteq.data.scenes import IGNORED
 from opteq.errors import ConfigError, OpteqError
 from opteq.evaluation.attacks import PGD
 from opteq.layer import SolveLog, solve_log
@@ -20,6 +22,7 @@ from opteq.models.classifier import ImageClassifier
 from opteq.objectives.coupling import HeritageDiversity
 from opteq.operators.base import settle_norms
 from opteq.training.schedules import Schedule, learning_rate_factor
+from opteq.training.shares import own_samples
 from opteq.training.taskscores import SCORES, make_scores
 
 
@@ -41,6 +44,7 @@ class ClassifierModule(LightningModule):
         warmup: Part of the training, from 0 to 1, over which the learning rate rises to its peak.
         milestones: Parts of the training after which the schedule `"step"` drops; None for its own.
         label_smoothing: Share of the target that is spread over all classes.
+        class_weights: Weight of each class in the training loss, a weighted mean; None weighs all alike.
         adversary: Attack on the training images; the network is trained on what it makes of them
             (adversarial training, Madry et al. 2018). None trains on the images themselves.
         penalty: Coupling whose value at what the body of an `ImageClassifier` gives, a tuple of tensors, is
@@ -48,6 +52,8 @@ class ClassifierModule(LightningModule):
             opposite sign and so would work against its own aim).
         penalty_weight: The `γ` of the penalty.
     """
+
+    class_weights: Tensor | None
 
     def __init__(
         self,
@@ -59,6 +65,7 @@ class ClassifierModule(LightningModule):
         warmup: float = 0.0,
         milestones: Sequence[float] | None = None,
         label_smoothing: float = 0.0,
+        class_weights: Sequence[float] | None = None,
         adversary: PGD | None = None,
         penalty: HeritageDiversity | None = None,
         penalty_weight: float = 1e-3,
@@ -71,6 +78,8 @@ class ClassifierModule(LightningModule):
             )
         if not 0 <= label_smoothing < 1:
             raise ConfigError(f"Expected `label_smoothing` in [0, 1), got {label_smoothing}.")
+        if class_weights is not None and not all(weight > 0 for weight in class_weights):
+            raise ConfigError(f"Expected positive `class_weights`, got {list(class_weights)}.")
         self.network = network
         self.optimizer = optimizer
         self.learning_rate = learning_rate
@@ -79,6 +88,8 @@ class ClassifierModule(LightningModule):
         self.warmup = warmup
         self.milestones = milestones
         self.label_smoothing = label_smoothing
+        weights = None if class_weights is None else torch.tensor(class_weights, dtype=torch.float32)
+        self.register_buffer("class_weights", weights, persistent=False)
         self.adversary = adversary
         self.penalty = penalty
         self.penalty_weight = penalty_weight
@@ -89,7 +100,13 @@ class ClassifierModule(LightningModule):
 
     def setup(self, stage: str) -> None:
         self._facts = Facts(self.trainer.datamodule)  # pyright: ignore[reportAttributeAccessIssue]
-        metrics = make_scores(self._facts.task, len(self._facts.class_names))
+        classes = len(self._facts.class_names)
+        if self.class_weights is not None and len(self.class_weights) != classes:
+            raise ConfigError(
+                f"Expected `class_weights` for the {classes} classes of {self._facts.title}, got"
+                f" {len(self.class_weights)}."
+            )
+        metrics = make_scores(self._facts.task, classes)
         self.train_metrics = metrics.clone(prefix="train_")
         self.val_metrics = metrics.clone(prefix="val_")
         self.test_metrics = metrics.clone(prefix="test_")
@@ -99,23 +116,30 @@ class ClassifierModule(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
+        own = own_samples(self.trainer.train_dataloader, batch_idx, len(images))
+        # A process without samples of its own goes along, for the others wait for its gradients.
+        images, labels = images[: own.stop or 1], labels[: own.stop or 1]
         if self.adversary is not None:
             images = self.adversary(self.network, images, labels, self._facts.normalization)
         # The scope of the log spans the backward pass, which Lightning runs before `on_train_batch_end`.
         self._solves = self._batch_scope.enter_context(solve_log(self.network))
         logits, penalty = self._answer(images)
-        loss = cross_entropy(logits, labels, label_smoothing=self.label_smoothing) + penalty
+        loss, samples = self._training_loss(logits, labels[own], penalty)
         if not loss.isfinite():
             raise OpteqError(
                 f"The training loss became {loss.item()} in step {self.global_step}; "
                 "lower --model.learning_rate or set --trainer.gradient_clip_val."
             )
-        self._log_scores(self.train_metrics, logits, labels)
-        self._log_mean("train_loss", loss, len(images), prog_bar=True)
+        self._has_samples = own.stop > 0
+        if self._has_samples:
+            self._log_scores(self.train_metrics, logits, labels)
+        self._log_mean("train_loss", loss, samples, prog_bar=True)
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._batch_scope.close()
+        if not self._has_samples:
+            return
         self._log_solves("train", self._solves)
         adjoint = self._solves.adjoint
         if adjoint.samples:
@@ -126,10 +150,10 @@ class ClassifierModule(LightningModule):
         self.log("learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"], sync_dist=True)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, "val", self.val_metrics)
+        self._evaluate(batch, batch_idx, self.trainer.val_dataloaders, "val", self.val_metrics)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, "test", self.test_metrics)
+        self._evaluate(batch, batch_idx, self.trainer.test_dataloaders, "test", self.test_metrics)
 
     def configure_optimizers(self) -> OptimizerLRScheduler:
         optimizer = self._make_optimizer()
@@ -187,12 +211,43 @@ class ClassifierModule(LightningModule):
         penalty = self.penalty.at(branches).value(branches).mean()
         return network.head(branches), self.penalty_weight * penalty
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str, metrics: MetricCollection) -> None:
-        images, labels = batch
+    def _training_loss(self, logits: Tensor, labels: Tensor, penalty: Tensor | float) -> tuple[Tensor, int]:
+        """The loss of the samples of all processes, as far as it is from this one, and their number.
+
+        It is the mean over all samples or pixels, weighted by their classes, whichever process has them. DDP
+        averages the gradients of the processes, so that each takes its part times their number.
+        """
+        if self.class_weights is None:
+            weight = (labels != IGNORED).sum()
+        else:
+            weight = self.class_weights[labels[labels != IGNORED]].sum()
+        own = torch.stack([weight.float(), weight.new_tensor(len(labels), dtype=torch.float32)])
+        whole = self.trainer.strategy.reduce(own.clone(), reduce_op="sum")
+        loss = cross_entropy(
+            logits[: len(labels)],
+            labels,
+            self.class_weights,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )
+        if not len(labels):
+            loss = 0 * logits.sum()  # so that there are gradients
+        loss = loss / whole[0] + penalty * own[1] / whole[1]
+        return self.trainer.world_size * loss, int(whole[1])
+
+    def _evaluate(
+        self, batch: tuple[Tensor, Tensor], batch_idx: int, loader: Any, stage: str, metrics: MetricCollection
+    ) -> None:
+        own = own_samples(loader, batch_idx, len(batch[0]))
+        if own.stop == 0:
+            return
+        images, labels = (part[own] for part in batch)
         with solve_log(self.network) as solves:
             logits = self.network(images)
         self._log_scores(metrics, logits, labels)
-        self._log_mean(f"{stage}_loss", cross_entropy(logits, labels), len(images))
+        known = int((labels != IGNORED).sum())
+        loss = cross_entropy(logits, labels, reduction="sum") / max(known, 1)
+        self._log_mean(f"{stage}_loss", loss, known)
         self._log_solves(stage, solves)
 
     def _log_scores(self, metrics: MetricCollection, logits: Tensor, labels: Tensor) -> None:
@@ -216,8 +271,10 @@ class ClassifierModule(LightningModule):
             )
 
     def _log_mean(self, name: str, value: Any, samples: int, prog_bar: bool = False) -> None:
+        # Lightning averages the numbers of samples over the processes, and rounds whole ones down.
+        weight: Any = float(samples)
         self.log(
-            name, value, on_step=False, on_epoch=True, sync_dist=True, batch_size=samples, prog_bar=prog_bar
+            name, value, on_step=False, on_epoch=True, sync_dist=True, batch_size=weight, prog_bar=prog_bar
         )
 
     def _log_sum(self, name: str, value: float) -> None:
