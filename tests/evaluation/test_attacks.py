@@ -6,8 +6,9 @@ import torch.nn.functional as F
 from torch import nn
 
 from opteq import Conv2d, EquilibriumLayer, OptEqUnit
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, NonFiniteError
 from opteq.evaluation.attacks import PGD, attacked_accuracy
+from opteq.evaluation.saliency import grad_cam
 
 MEAN, DEVIATION = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 NORMALIZATION = (MEAN, DEVIATION)
@@ -98,6 +99,55 @@ def test_attacked_accuracy_counts_what_survives(pixels):
     assert attacked_accuracy(network, batches, PGD(epsilon=0.0), NORMALIZATION) == 1.0
     attack = PGD(steps=8, epsilon=0.05, step_size=0.05)
     assert attacked_accuracy(network, batches, attack, NORMALIZATION) == 0.5
+
+
+@pytest.mark.spec("R7.4")
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
+def test_the_scale_of_the_logits_does_not_count(pixels, scale, classes):
+    """Of logits in the thousands the cross entropy of float32 has no gradient."""
+    torch.manual_seed(4)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, classes))
+    images = normalised(pixels)
+    labels = network(images).argmax(1)
+    attack = PGD(steps=3, epsilon=0.2, step_size=0.1, random_start=False)
+    exact = network.double()
+    expected = attack(exact, images.double(), labels, NORMALIZATION)
+    for p in network.float().parameters():
+        p.data.mul_(scale)
+    assert attacked_accuracy(network, [(images, labels)], attack, NORMALIZATION) == 0.0
+    if classes == 2 or scale == 1:
+        torch.testing.assert_close(
+            attack(network, images, labels, NORMALIZATION), expected.float(), rtol=0, atol=1e-5
+        )
+
+
+def test_images_without_a_gradient_are_counted(pixels):
+    class Rounded(nn.Module):
+        def forward(self, x):
+            return torch.stack((x.mean((1, 2, 3)).round(), torch.full_like(x[:, 0, 0, 0], 0.5)), 1)
+
+    images, labels = torch.ones(5, 3, 4, 4), torch.tensor([0, 0, 0, 1, 1])
+    with pytest.warns(UserWarning, match=r"gradient of 3 of 5 images was zero.*overstates"):
+        accuracy = attacked_accuracy(Rounded(), [(images, labels)], PGD(epsilon=0.01), (0.0, 0.5))
+    assert accuracy == 0.6
+
+
+def test_logits_that_are_not_finite_are_refused(pixels, labels):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 2))
+    network[1].weight.data.fill_(float("nan"))
+    with pytest.raises(NonFiniteError, match="6 of 6 images"):
+        PGD()(network, normalised(pixels), labels, NORMALIZATION)
+
+
+def test_a_frozen_batch_norm_stays_frozen(pixels, labels):
+    network = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)).train()
+    network[0].eval()
+    PGD()(network, normalised(pixels), labels, NORMALIZATION)
+    attacked_accuracy(network, [(normalised(pixels), labels)], PGD(), NORMALIZATION)
+    grad_cam(network, normalised(pixels), module=network[1])
+    assert [module.training for module in network] == [False, True, True, True]
+    assert network.training
 
 
 def test_bad_options_are_refused():

@@ -53,6 +53,16 @@ def test_no_run_to_resume(tmp_path):
         latest_run(tmp_path, "digits")
 
 
+def test_a_run_without_a_checkpoint_starts_anew_in_its_folder(tmp_path):
+    folder = start_run(tmp_path, "digits").folder
+    save_config(folder, {"model": MODEL})
+    assert latest_run(tmp_path, "digits") == folder
+    run = resume_run(folder, MODEL)
+    assert (run.folder, run.checkpoint, run.epochs) == (folder, None, 0)
+    trained = finished(tmp_path, "digits", age=10**6)
+    assert latest_run(tmp_path, "digits") == trained
+
+
 def test_resuming_knows_the_epochs(tmp_path):
     folder = finished(tmp_path, "digits", epochs=7)
     run = resume_run(folder, MODEL)
@@ -78,12 +88,10 @@ def test_a_damaged_configuration(tmp_path, text):
 
 def test_checkpoint_options(tmp_path):
     folder = finished(tmp_path, "digits")
-    assert checkpoint_options(folder) == [
-        "--config",
-        str(folder / "config.yaml"),
-        "--ckpt_path",
-        str(folder / "checkpoints" / "best.ckpt"),
-    ]
+    config = ["--config", str(folder / "config.yaml"), "--ckpt_path"]
+    assert checkpoint_options(folder) == [*config, str(folder / "checkpoints" / "last.ckpt")]
+    (folder / "checkpoints" / "best.ckpt").touch()
+    assert checkpoint_options(folder) == [*config, str(folder / "checkpoints" / "best.ckpt")]
     with pytest.raises(ConfigError, match="not the folder of a run"):
         checkpoint_options(tmp_path)
 

@@ -230,7 +230,6 @@ class ImageDataModule(LightningDataModule):
             images,
             batch_size=self.batch_size,
             num_workers=self.num_workers,
-            persistent_workers=self.num_workers > 0,
             collate_fn=self._preprocess(augmented),
             **options,
         )

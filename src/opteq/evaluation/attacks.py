@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opteq.evaluation.display import Normalization, channelwise
-from opteq.evaluation.passes import eval_mode
+from opteq.evaluation.passes import eval_mode, refuse_non_finite
 from opteq.options import require, strict_options
 
 
@@ -21,6 +23,9 @@ class PGD:
 
     `x ← clip(x + α sign(∇ loss))`, clipped to `[x_0 - ε, x_0 + ε]` and to the range of pixels. Sizes are
     those of pixels in [0, 1], whatever normalisation the network's images have.
+
+    The loss is `m = log Σ_{j≠y} exp l_j - l_y` of the logits `l`. The cross entropy is `log(1 + exp m)`: its
+    gradient has the same direction, but vanishes among floating-point numbers where the network is sure.
 
     Args:
         steps: number of gradient steps.
@@ -51,6 +56,18 @@ class PGD:
             images: `(batch, channels, height, width)`, normalised.
             labels: `(batch,)` true classes.
             normalization: the mean and standard deviation that were applied to the images.
+
+        Raises:
+            NonFiniteError: if the network answers NaN or infinity.
+        """
+        return self.attack(network, images, labels, normalization)[0]
+
+    def attack(
+        self, network: nn.Module, images: Tensor, labels: Tensor, normalization: Normalization
+    ) -> tuple[Tensor, Tensor]:
+        """The attacked images, and `(batch,)` whether the gradient was zero in one of the steps.
+
+        Such an image was not attacked to the full: that it is classified rightly shows nothing.
         """
         mean, deviation = (v.to(images) for v in channelwise(normalization))
         # The ball, and the range of pixels, as the network sees them.
@@ -61,17 +78,21 @@ class PGD:
         if self.random_start:
             attacked = attacked + radius * (2 * torch.rand_like(attacked) - 1)
             attacked = attacked.clamp(lowest, highest)
+        blind = torch.zeros(len(images), dtype=torch.bool, device=images.device)
         with eval_mode(network):
             for _ in range(self.steps):
                 gradient = _loss_gradient(network, attacked, labels)
+                blind |= ~gradient.flatten(1).any(1)
                 attacked = (attacked + step * gradient.sign()).clamp(lowest, highest)
-        return attacked
+        return attacked, blind
 
 
 def attacked_accuracy(
     network: nn.Module, loader: Iterable[Sequence[Tensor]], attack: PGD, normalization: Normalization
 ) -> float:
     """Share of the samples that `network`, in eval mode, still classifies rightly under `attack`.
+
+    A warning says how many of these had no gradient to attack along.
 
     Args:
         network: maps images to logits; left in the mode it was in.
@@ -80,20 +101,32 @@ def attacked_accuracy(
         normalization: the mean and standard deviation that were applied to the images.
     """
     device = next((p.device for p in network.parameters()), torch.device("cpu"))
-    hits = samples = 0
+    hits = samples = unshown = 0
     with eval_mode(network):
         for images, labels in loader:
             images, labels = images.to(device), labels.to(device)
-            attacked = attack(network, images, labels, normalization)
+            attacked, blind = attack.attack(network, images, labels, normalization)
             with torch.no_grad():
-                hits += int((network(attacked).argmax(1) == labels).sum())
+                right = network(attacked).argmax(1) == labels
+            hits += int(right.sum())
+            unshown += int((right & blind).sum())
             samples += len(labels)
+    if unshown:
+        warnings.warn(
+            f"The gradient of {unshown} of {samples} images was zero, so that their classes withstood no"
+            " attack: the accuracy overstates how robust the network is.",
+            stacklevel=2,
+        )
     return hits / max(samples, 1)
 
 
 def _loss_gradient(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
     with torch.enable_grad():
         images = images.detach().requires_grad_()
+        logits = network(images)
+        refuse_non_finite(logits)
+        logits = logits.double()
+        true = F.one_hot(labels, logits.shape[1]).bool()
+        margins = logits.masked_fill(true, -math.inf).logsumexp(1) - logits[true]
         # Summed, so that every sample's gradient is that of its own loss.
-        loss = F.cross_entropy(network(images), labels, reduction="sum")
-        return torch.autograd.grad(loss, images)[0]
+        return torch.autograd.grad(margins.sum(), images)[0]

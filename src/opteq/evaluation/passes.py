@@ -18,7 +18,7 @@ from opteq.layer import SolveLog
 
 @contextmanager
 def eval_mode(network: nn.Module) -> Iterator[None]:
-    """In eval mode; afterwards every module is in the mode it was in."""
+    """In eval mode; afterwards every module is in the mode it was in, such as a frozen batch norm."""
     modes = {module: module.training for module in network.modules()}
     network.eval()
     try:
@@ -41,7 +41,7 @@ def refuse_non_finite(logits: Tensor) -> None:
     if bad:
         raise NonFiniteError(
             f"The network answered NaN or infinity for {bad} of {len(logits)} images"
-            " of a test batch: training has diverged; lower the learning rate or use an earlier"
+            " of a batch: training has diverged; lower the learning rate or use an earlier"
             " checkpoint."
         )
 

@@ -121,9 +121,11 @@ class LinearOperator(nn.Module, ABC):
             return 0.0
         return value.item() / self._ceiling
 
+    def _fresh(self) -> dict:
+        return {"_estimate": NormEstimate(), "_memo": NormMemo()}
+
     def __getstate__(self) -> dict:
-        fresh = {"_estimate": NormEstimate(), "_memo": NormMemo()}
-        return {**super().__getstate__(), **fresh}  # type: ignore[misc]
+        return {**super().__getstate__(), **self._fresh()}  # type: ignore[misc]
 
 
 def _run_pre_hooks(operator: LinearOperator) -> None:
@@ -143,6 +145,16 @@ def _run_pre_hooks(operator: LinearOperator) -> None:
                 f"A forward pre-hook of {name} changes its input, but `W` has none: it is bound once for a"
                 " whole solve. Hook the layer or `U` instead."
             )
+
+
+def forget_norms(module: nn.Module) -> None:
+    """Let go of the norms that were estimated, so that the next ones depend on the weights alone.
+
+    In training an estimate follows the weights in a few steps, and so depends on earlier ones.
+    """
+    for operator in module.modules():
+        if isinstance(operator, LinearOperator):
+            vars(operator).update(operator._fresh())
 
 
 @torch.no_grad()

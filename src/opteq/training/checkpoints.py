@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, StochasticWeightAveraging
 
 from opteq.errors import ConfigError, OpteqError
 from opteq.system.files import write_beside
+from opteq.training.metrics_csv import MetricsCSV
 
 BEST = "best.ckpt"
 LAST = "last.ckpt"
@@ -76,7 +78,8 @@ class BestCheckpoint(ModelCheckpoint):
     """Keeps `best.ckpt`, the checkpoint of the epoch with the highest score on the validation images.
 
     Lightning records absolute paths in its checkpoints, and forgets the best score if they differ.
-    Here the folder may be moved; in a folder without a best checkpoint, a new search begins.
+    Here the folder may be moved; in a folder without a best checkpoint, a new search begins. With
+    `StochasticWeightAveraging` the average, which is there at the end alone, takes the place of the best.
 
     Args:
         folder: Where the file lies.
@@ -92,6 +95,17 @@ class BestCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # There is none where nothing is validated, or not yet.
+        if self.monitor in trainer.callback_metrics:
+            super().on_train_epoch_end(trainer, pl_module)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # This average is in the model from now on, and no epoch has been validated with it.
+        averages = [c for c in trainer.callbacks if isinstance(c, StochasticWeightAveraging)]  # pyright: ignore[reportAttributeAccessIssue]
+        if any(trainer.current_epoch > average.swa_end for average in averages):
+            trainer.save_checkpoint(Path(str(self.dirpath)) / BEST)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = str(Path(str(self.dirpath)) / BEST)
@@ -113,10 +127,16 @@ class LastCheckpoint(Checkpoint):
 
     Args:
         folder: Where the file lies.
+        table: What keeps the metrics of the epochs. Lightning logs those of an epoch after its checkpoint, so
+            that a training killed between the two would lose them; the table is given them before.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, table: MetricsCSV | None = None) -> None:
         self.path = folder / LAST
+        self.table = table
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.table is not None:
+            metrics = convert_tensors_to_scalars(trainer._logger_connector.metrics["log"])
+            self.table.log_metrics(metrics | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
         trainer.save_checkpoint(self.path)

@@ -12,7 +12,6 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import TensorBoardLogger
 from lightning_utilities.core.rank_zero import rank_zero_info
 
 # Imported so that options can name their classes without the module.
@@ -42,8 +41,9 @@ from opteq.training.checkpoints import (
 )
 from opteq.training.checks import check_classes, check_match
 from opteq.training.console import quiet_lightning
+from opteq.training.epochs import SameEpochs
 from opteq.training.meter import TrainingMeter
-from opteq.training.metrics_csv import MetricsCSV
+from opteq.training.metrics_csv import MetricsCSV, resumed_tensorboard
 from opteq.training.module import ClassifierModule
 from opteq.training.parse_errors import explain, reworded
 from opteq.training.predict import default_output, predict_to_file
@@ -51,6 +51,7 @@ from opteq.training.runs import (
     CHECKPOINTS,
     METRICS,
     Run,
+    checkpoint_of,
     latest_run,
     resume_run,
     run_folder,
@@ -193,16 +194,16 @@ class TrainingCLI(LightningCLI):
         if self.subcommand == "fit" and not options["fast_dev_run"]:
             self.run = self._open_run()
             if options["logger"] is not False:
-                kwargs["logger"] += [
-                    MetricsCSV(self.run.folder / METRICS, self.run.epochs),
-                    TensorBoardLogger(self.run.folder, name="tensorboard", version=""),
-                ]
-            self._best = BestCheckpoint(self.run.checkpoints, f"val_{self._headline}")
+                table = MetricsCSV(self.run.folder / METRICS, self.run.epochs)
+                kwargs["logger"] += [table, resumed_tensorboard(self.run.folder, table.last)]
+            else:
+                table = None
             kwargs["callbacks"] = [
                 *_listed(options["callbacks"]),
+                SameEpochs(),
                 self._meter,
-                self._best,
-                LastCheckpoint(self.run.checkpoints),
+                BestCheckpoint(self.run.checkpoints, f"val_{self._headline}"),
+                LastCheckpoint(self.run.checkpoints, table),
             ]
         else:
             kwargs["enable_checkpointing"] = False
@@ -229,7 +230,7 @@ class TrainingCLI(LightningCLI):
             self.outcome = "The quick run passed; nothing was saved."
             return
         self.trainer.fit(**objects, ckpt_path=self.run.checkpoint, weights_only=True)
-        if not self._best.best_model_path:
+        if not (self.run.checkpoints / LAST).is_file():
             if self.run.checkpoint is None:
                 raise ConfigError(
                     "Nothing was trained; raise --trainer.max_epochs and the limits on batches."
@@ -237,21 +238,22 @@ class TrainingCLI(LightningCLI):
             raise ConfigError(
                 f"{self.run.checkpoint} has already run for --trainer.max_epochs; raise it to go on."
             )
-        # Lightning puts all callbacks back to where they were at the best checkpoint.
-        seconds, images = self._meter.seconds, self._meter.images
-        best = self._best.best_model_path
-        (metrics,) = self.trainer.test(**objects, ckpt_path=best, weights_only=True, verbose=False)
+        tested = checkpoint_of(self.run.folder)
+        self._load(tested)
+        (metrics,) = self.trainer.test(**objects, verbose=False)
         if self.trainer.is_global_zero:
-            self._write_results(metrics, seconds, images)
+            self._write_results(metrics, tested)
 
     def validate(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Evaluate a checkpoint on the validation images."""
-        self.trainer.validate(**objects, ckpt_path=_required(ckpt_path, "validate"), weights_only=True)
+        self._load(_required(ckpt_path, "validate"))
+        self.trainer.validate(**objects)
 
     def test(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Evaluate a checkpoint on the test images, on request with what its equilibria are worth."""
         checkpoint = _required(ckpt_path, "test")
-        self.trainer.test(**objects, ckpt_path=checkpoint, weights_only=True)
+        self._load(checkpoint)
+        self.trainer.test(**objects)
         if self.trainer.is_global_zero:
             self.outcome = class_table(self.model.confusion, self.facts.class_names)
             if self.config.test.equilibrium:
@@ -260,9 +262,7 @@ class TrainingCLI(LightningCLI):
     def predict(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Classify the images of a folder with a checkpoint."""
         path = _required(ckpt_path, "predict")
-        checkpoint = read_checkpoint(path)
-        self.model.on_load_checkpoint(checkpoint)
-        self.model.load_state_dict(checkpoint["state_dict"])
+        self._load(path)
         options = self.config.predict
         output = Path(options.output) if options.output else default_output(_run_of(path))
         self.outcome = predict_to_file(self.model.network, self._card(), Path(options.images), output)
@@ -273,6 +273,15 @@ class TrainingCLI(LightningCLI):
         if checkpoint and (_run_of(Path(checkpoint)) / CARD).is_file():
             check_classes(ModelCard.read(_run_of(Path(checkpoint))), self.facts)
         check_match(self.model.network, self.facts)
+
+    def _load(self, path: Path) -> None:
+        """Load the weights that were validated, also where a callback averages them.
+
+        Lightning's own way gives a training with averages the weights that it goes on with.
+        """
+        checkpoint = read_checkpoint(path)
+        self.model.on_load_checkpoint(checkpoint)
+        self.model.load_state_dict(checkpoint["state_dict"])
 
     @property
     def _headline(self) -> str:
@@ -315,14 +324,18 @@ class TrainingCLI(LightningCLI):
         dump = self._parser(command).dump(self.config[command], "yaml", False)
         return {key: value for key, value in yaml.safe_load(dump).items() if key in REPRODUCIBLE}
 
-    def _write_results(self, metrics: Mapping[str, float], seconds: float, images: int) -> None:
-        """Write summary, weights and report; called with the weights of the best checkpoint."""
+    def _write_results(self, metrics: Mapping[str, float], tested: Path) -> None:
+        """Write summary, weights and report; called with the weights that were tested."""
         network = self.model.network.to(self.trainer.strategy.root_device)
         folder = self.run.folder
+        seconds, images = self._meter.seconds, self._meter.images
         summary = write_summary(folder, network, self.facts, metrics, self.model.confusion, seconds, images)
         save_network(folder, network, self._card())
-        self.outcome = (
-            f"Test {self._headline} {summary[f'test_{self._headline}']:.2%} of the best checkpoint after "
+        if self.trainer.current_epoch == self.run.epochs:
+            self.outcome = "Nothing was left to train; raise --trainer.max_epochs to go on. "
+        score = summary[f"test_{self._headline}"]
+        self.outcome += (
+            f"Test {self._headline} {score:.2%} of the {tested.stem} checkpoint after "
             f"{summary['seconds_train']:.0f} s of training"
         )
         if self.config.fit.report:

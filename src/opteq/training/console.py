@@ -28,6 +28,8 @@ IGNORED_WARNINGS = (
     r"Checkpoint directory .* exists and is not empty",
     # Evaluating a checkpoint needs none of the callbacks of the training.
     r"Be aware that when using `ckpt_path`, callbacks",
+    # From where it starts to average, its schedule takes the place of ours.
+    r"SWA is currently only supported every epoch",
     # Lightning calls names that its dependencies have deprecated.
     r"(?s).*JsonargparseDeprecationWarning",
     r"(?s).*``instantiate_classes`` was deprecated",

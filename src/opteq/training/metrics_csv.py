@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger
 
 from opteq.errors import ConfigError
 from opteq.system.files import write_beside
@@ -37,6 +37,11 @@ class MetricsCSV(Logger):
                 raise ConfigError(f"{path} is damaged; move it away to resume without it.") from error
 
     @property
+    def last(self) -> dict[str, Any]:
+        """The last row; empty before the first."""
+        return self._rows[-1] if self._rows else {}
+
+    @property
     def name(self) -> str:
         return "metrics"
 
@@ -57,7 +62,7 @@ class MetricsCSV(Logger):
         if "epoch" not in row or len(row) == 1:
             return
         row |= {"epoch": int(row["epoch"]), "step": step}
-        if self._rows and self._rows[-1]["step"] == step:
+        if self._rows and (self._rows[-1]["epoch"], self._rows[-1]["step"]) == (row["epoch"], step):
             self._rows[-1] |= row
         else:
             self._rows.append(row)
@@ -71,3 +76,17 @@ class MetricsCSV(Logger):
         writer.writerows(self._rows)
         with write_beside(self.path) as file:
             file.write(text.getvalue().encode())
+
+
+def resumed_tensorboard(folder: Path, last: dict[str, Any]) -> TensorBoardLogger:
+    """The logger for `tensorboard/` in the folder of a run, which goes on after a row of its table.
+
+    What was logged later is hidden, as it will be logged again. The row itself is logged anew: a training
+    that was killed after its checkpoint may not have come to that.
+    """
+    if not last:
+        return TensorBoardLogger(folder, name="tensorboard", version="")
+    step = int(last["step"])
+    logger = TensorBoardLogger(folder, name="tensorboard", version="", purge_step=step)
+    logger.log_metrics({name: float(value) for name, value in last.items() if name != "step" and value}, step)
+    return logger

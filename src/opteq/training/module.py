@@ -25,6 +25,7 @@ from opteq.objectives.coupling import HeritageDiversity
 from opteq.operators.base import settle_norms
 from opteq.training.optimizers import make_optimizer
 from opteq.training.schedules import Schedule, learning_rate_factor
+from opteq.training.shares import own_samples
 from opteq.training.taskscores import SCORES, make_scores
 
 
@@ -117,23 +118,30 @@ class ClassifierModule(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
+        own = own_samples(self.trainer.train_dataloader, batch_idx, len(images))
+        # A process without samples of its own goes along, for the others wait for its gradients.
+        images, labels = images[: own.stop or 1], labels[: own.stop or 1]
         if self.adversary is not None:
             images = self.adversary(self.network, images, labels, self._facts.normalization)
         # The scope of the log spans the backward pass, which Lightning runs before `on_train_batch_end`.
         self._solves = self._batch_scope.enter_context(solve_log(self.network))
         logits, penalty = self._answer(images)
-        loss = cross_entropy(logits, labels, self._weights, label_smoothing=self.label_smoothing) + penalty
+        loss, samples = self._training_loss(logits, labels[own], penalty)
         if not loss.isfinite():
             raise OpteqError(
                 f"The training loss became {loss.item()} in step {self.global_step}; "
                 "lower --model.learning_rate or set --trainer.gradient_clip_val."
             )
-        self._log_scores(self.train_metrics, logits, labels)
-        self._log_mean("train_loss", loss, len(images), prog_bar=True)
+        self._has_samples = own.stop > 0
+        if self._has_samples:
+            self._log_scores(self.train_metrics, logits, labels)
+        self._log_mean("train_loss", loss, samples, prog_bar=True)
         return loss
 
     def on_train_batch_end(self, outputs: Any, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._batch_scope.close()
+        if not self._has_samples:
+            return
         self._log_solves("train", self._solves)
         adjoint = self._solves.adjoint
         if adjoint.samples:
@@ -144,11 +152,10 @@ class ClassifierModule(LightningModule):
         self.log("learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"], sync_dist=True)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, "val", self.val_metrics)
+        self._evaluate(batch, batch_idx, self.trainer.val_dataloaders, "val", self.val_metrics)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        logits = self._evaluate(batch, "test", self.test_metrics)
-        self.test_confusion.update(logits, batch[1])
+        self._evaluate(batch, batch_idx, self.trainer.test_dataloaders, "test", self.test_metrics)
 
     def on_test_end(self) -> None:
         # After the processes have met, and before the counts of the next test begin.
@@ -232,14 +239,44 @@ class ClassifierModule(LightningModule):
         penalty = self.penalty.at(branches).value(branches).mean()
         return network.head(branches), self.penalty_weight * penalty
 
-    def _evaluate(self, batch: tuple[Tensor, Tensor], stage: str, metrics: MetricCollection) -> Tensor:
-        images, labels = batch
+    def _training_loss(self, logits: Tensor, labels: Tensor, penalty: Tensor | float) -> tuple[Tensor, int]:
+        """The loss of the samples of all processes, as far as it is from this one, and their number.
+
+        It is the mean over all samples or pixels, weighted by their classes, whichever process has them. DDP
+        averages the gradients of the processes, so that each takes its part times their number.
+        """
+        known = labels[labels != IGNORED]
+        weight = labels.new_tensor(known.numel()) if self._weights is None else self._weights[known].sum()
+        own = torch.stack([weight.float(), weight.new_tensor(len(labels), dtype=torch.float32)])
+        whole = self.trainer.strategy.reduce(own.clone(), reduce_op="sum")
+        loss = cross_entropy(
+            logits[: len(labels)],
+            labels,
+            self._weights,
+            reduction="sum",
+            label_smoothing=self.label_smoothing,
+        )
+        if not len(labels):
+            loss = 0 * logits.sum()  # so that there are gradients
+        loss = loss / whole[0] + penalty * own[1] / whole[1]
+        return self.trainer.world_size * loss, int(whole[1])
+
+    def _evaluate(
+        self, batch: tuple[Tensor, Tensor], batch_idx: int, loader: Any, stage: str, metrics: MetricCollection
+    ) -> None:
+        own = own_samples(loader, batch_idx, len(batch[0]))
+        if own.stop == 0:
+            return
+        images, labels = (part[own] for part in batch)
         with solve_log(self.network) as solves:
             logits = self.network(images)
         self._log_scores(metrics, logits, labels)
-        self._log_mean(f"{stage}_loss", cross_entropy(logits, labels), len(images))
+        if stage == "test":
+            self.test_confusion.update(logits, labels)
+        known = int((labels != IGNORED).sum())
+        loss = cross_entropy(logits, labels, reduction="sum") / max(known, 1)
+        self._log_mean(f"{stage}_loss", loss, known)
         self._log_solves(stage, solves)
-        return logits
 
     def _log_scores(self, metrics: MetricCollection, logits: Tensor, labels: Tensor) -> None:
         metrics.update(logits, labels)
@@ -262,8 +299,10 @@ class ClassifierModule(LightningModule):
             )
 
     def _log_mean(self, name: str, value: Any, samples: int, prog_bar: bool = False) -> None:
+        # Lightning averages the numbers of samples over the processes, and rounds whole ones down.
+        weight: Any = float(samples)
         self.log(
-            name, value, on_step=False, on_epoch=True, sync_dist=True, batch_size=samples, prog_bar=prog_bar
+            name, value, on_step=False, on_epoch=True, sync_dist=True, batch_size=weight, prog_bar=prog_bar
         )
 
     def _log_sum(self, name: str, value: float) -> None:

@@ -88,6 +88,9 @@ def resume_run(folder: Path, model: Mapping[str, Any]) -> Run:
         ConfigError: The run has no readable checkpoint, or the model was configured otherwise.
     """
     checkpoint = folder / CHECKPOINTS / LAST
+    path = folder / CONFIG
+    if not checkpoint.is_file() and path.is_file():
+        return Run(folder)  # interrupted in its first epoch
     epochs = read_checkpoint(checkpoint)["epoch"] + 1
     best = folder / CHECKPOINTS / BEST
     if best.is_file():
@@ -96,7 +99,6 @@ def resume_run(folder: Path, model: Mapping[str, Any]) -> Run:
             read_checkpoint(best)
         except ConfigError as error:
             raise ConfigError(f"{best} is damaged; move it away to resume without it.") from error
-    path = folder / CONFIG
     if path.is_file():
         try:
             earlier = yaml.safe_load(path.read_text(encoding="utf-8"))["model"]
@@ -114,22 +116,31 @@ def resume_run(folder: Path, model: Mapping[str, Any]) -> Run:
 def latest_run(runs_dir: Path, name: str) -> Path:
     """Find the run `name`, `name-2`, … whose last checkpoint is the newest.
 
+    One that was interrupted before its first checkpoint counts as the oldest.
+
     Raises:
-        ConfigError: None of them has a checkpoint.
+        ConfigError: There is no such run.
     """
     pattern = re.compile(re.escape(name) + r"(-\d+)?")
-    folders = [path.parent.parent for path in runs_dir.glob(f"*/{CHECKPOINTS}/{LAST}")]
+    folders = [path.parent for path in runs_dir.glob(f"*/{CONFIG}")]
     matching = [folder for folder in folders if pattern.fullmatch(folder.name)]
     if not matching:
         raise ConfigError(
             f"There is no checkpoint {runs_dir / name / CHECKPOINTS / LAST} to resume from; start a new "
             "run without --ckpt_path, or name the run with --run and its folder with --runs_dir."
         )
-    return max(matching, key=lambda folder: (folder / CHECKPOINTS / LAST).stat().st_mtime)
+    last = {folder: folder / CHECKPOINTS / LAST for folder in matching}
+    return max(matching, key=lambda folder: last[folder].stat().st_mtime if last[folder].is_file() else 0)
+
+
+def checkpoint_of(folder: Path) -> Path:
+    """What a run is judged by: its best checkpoint or, where nothing was validated, its last."""
+    best = folder / CHECKPOINTS / BEST
+    return best if best.is_file() else best.with_name(LAST)
 
 
 def checkpoint_options(folder: Path, trust: bool = False) -> list[str]:
-    """The options that make `validate`, `test` or `predict` use the best checkpoint of a run.
+    """The options that make `validate`, `test` or `predict` use the checkpoint that a run is judged by.
 
     Args:
         folder: The folder of the run.
@@ -143,7 +154,7 @@ def checkpoint_options(folder: Path, trust: bool = False) -> list[str]:
         raise ConfigError(f"{folder} is not the folder of a run: there is no {config}.")
     if not trust:
         check_trusted(read_config(str(config)))
-    return ["--config", str(config), "--ckpt_path", str(folder / CHECKPOINTS / BEST)]
+    return ["--config", str(config), "--ckpt_path", str(checkpoint_of(folder))]
 
 
 def run_folder(checkpoint: Path) -> Path:

@@ -1,0 +1,150 @@
+"""Ends trainings at random moments and resumes them: `python tools/kills.py [TRIALS] [SEED]`.
+
+Every trial trains in a process of its own, which is killed (SIGKILL) or, on Linux as root, in every second
+trial meets a full disk; then it is resumed until it is done. Its weights, curves and results must be those of
+a training that nothing interrupted, bit for bit.
+"""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+import opteq.training.command  # noqa: F401 - so that trials need not import it
+from opteq.cli import main
+from opteq.training.checkpoints import read_checkpoint
+
+EPOCHS = 30
+CONFIG = """\
+model:
+  network:
+    class_path: opteq.models.classifier.ImageClassifier
+    init_args:
+      stem: {class_path: opteq.models.stems.ConvStem, init_args: {channels: 4}}
+      body: {class_path: opteq.models.bodies.Unit, init_args: {hidden: 4}}
+      head: {class_path: opteq.models.heads.Head}
+data:
+  class_path: opteq.data.digits.Digits
+  init_args: {batch_size: 64, train_limit: 192, augmentation: crop}
+trainer: {accelerator: cpu, enable_progress_bar: false}
+"""
+OPTIONS = (
+    "--config",
+    "config.yaml",
+    "--run",
+    "run",
+    "--report",
+    "false",
+    "--trainer.max_epochs",
+    str(EPOCHS),
+)
+
+
+def start(folder: Path, *options: str) -> int:
+    """Train in a process of its own, in a folder; returns its id."""
+    process = os.fork()
+    if process:
+        return process
+    torch.set_num_threads(1)
+    os.chdir(folder)
+    log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    os._exit(main(["fit", *OPTIONS, *options]))
+
+
+def ended(process: int) -> int:
+    """Exit status of a process, once it has one."""
+    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+
+def kill(folder: Path, process: int) -> None:
+    """The end of the process."""
+    os.kill(process, signal.SIGKILL)
+    ended(process)
+
+
+def fill(folder: Path, process: int) -> None:
+    """No room on the disk, until the process has ended."""
+    ballast = folder / "ballast"
+    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+    ended(process)
+    ballast.unlink()
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """What is not the same in the folders of two runs."""
+    found = [
+        name
+        for name in ("metrics.csv", "model.safetensors")
+        if (one / name).read_bytes() != (other / name).read_bytes()
+    ]
+    for name in ("last.ckpt", "best.ckpt"):
+        ours, theirs = (read_checkpoint(run / "checkpoints" / name)["state_dict"] for run in (one, other))
+        found += [f"{name}:{key}" for key in ours if not torch.equal(ours[key], theirs[key])]
+    return found
+
+
+def trial(folder: Path, end: Callable[[Path, int], None], moment: float) -> int:
+    """End a training at a moment and resume it; returns how many epochs had been done."""
+    folder.joinpath("config.yaml").write_text(CONFIG)
+    process = start(folder)
+    time.sleep(moment)
+    end(folder, process)
+    last = folder / "runs" / "run" / "checkpoints" / "last.ckpt"
+    done = read_checkpoint(last)["epoch"] + 1 if last.is_file() else 0
+    resumes = ("--ckpt_path", "last") if (folder / "runs" / "run" / "config.yaml").is_file() else ()
+    status = ended(start(folder, *resumes))
+    if status or read_checkpoint(last)["epoch"] + 1 != EPOCHS:
+        raise SystemExit(f"The training could not be resumed:\n{(folder / 'log').read_text()}")
+    return done
+
+
+def run(trials: int, seed: int) -> int:
+    """Make the trials; returns how many ended otherwise than without an interruption."""
+    rng, bad = random.Random(seed), 0
+    with tempfile.TemporaryDirectory() as scratch:
+        whole = Path(scratch) / "whole"
+        whole.mkdir()
+        (whole / "config.yaml").write_text(CONFIG)
+        begin = time.monotonic()
+        if ended(start(whole)):
+            raise SystemExit((whole / "log").read_text())
+        duration = time.monotonic() - begin
+        for number in range(trials):
+            folder = Path(scratch) / f"trial{number}"
+            folder.mkdir()
+            fills = (
+                number % 2
+                and not subprocess.run(
+                    ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True
+                ).returncode
+            )
+            moment = rng.uniform(0, duration)
+            try:
+                done = trial(folder, fill if fills else kill, moment)
+                found = differences(whole / "runs" / "run", folder / "runs" / "run")
+            finally:
+                if fills:
+                    subprocess.run(["umount", str(folder)], check=True)
+            bad += bool(found)
+            what = "full disk" if fills else "killed"
+            when = f"{what} after {moment:.1f} of {duration:.1f} s, {done} epochs"
+            print(f"{number + 1}: {when}: {found or 'same'}", flush=True)
+    return bad
+
+
+if __name__ == "__main__":
+    arguments = [int(argument) for argument in sys.argv[1:]]
+    differing = run(*(arguments + [20, 0][len(arguments) :]))
+    sys.exit(f"{differing} trainings differ." if differing else 0)
