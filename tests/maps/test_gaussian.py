@@ -86,7 +86,7 @@ def test_adaptive_gamma_is_a_fifth_of_the_smallest_starting_distance():
     weights = similarity.attention(similarity.initial())
     # So the nearest patch starts with weight e^{-0.2} = 0.82.
     torch.testing.assert_close(weights.amax(1), torch.full((3,), math.exp(-0.2), dtype=torch.float64))
-    r = similarity.split(similarity.injection)
+    r = similarity.patches.split(similarity.injection)
     distance = torch.einsum("bni,ij,bnj->bn", r, similarity.gram, r)
     torch.testing.assert_close(similarity.gamma, 0.2 / distance.amin(1))
 
@@ -135,11 +135,11 @@ def test_a_patch_that_starts_at_its_injection_leaves_the_others_alive():
     x = random(2, 2, 6, 6)
     x[:, :, :4, :4] = 0  # the first patch of the injection, two pixels wide, is zero
     similarity = similarity_of(module, x)
-    assert not similarity.split(similarity.injection)[:, 0].any()
+    assert not similarity.patches.split(similarity.injection)[:, 0].any()
     assert torch.isfinite(similarity.gamma).all()
     weights = similarity.attention(similarity.initial())
     assert weights[:, 0].min() == 1
-    r = similarity.split(similarity.injection)
+    r = similarity.patches.split(similarity.injection)
     distance = torch.einsum("bni,ij,bnj->bn", r, similarity.gram, r)
     torch.testing.assert_close(similarity.gamma, 0.2 / (0.01 * distance.mean(1)))
 

@@ -90,17 +90,14 @@ def markdown(
     """
     compared = column(table.compare)
     headings = [column(name).heading for name in table.columns]
+    beside = [f"Options beside the table's, which its title does not know: `{' '.join(options)}`.", ""]
     lines = [
         f"# {table.title}",
         "",
         f"{table.source}. Compared with {table.reference} seed by seed: mean difference, 95 % interval of"
         " Student's t, and its verdict; one pair decides nothing.",
         "",
-        *(
-            [f"Options beside the table's, which its title does not know: `{' '.join(options)}`.", ""]
-            if options
-            else []
-        ),
+        *(beside if options else []),
         f"| row | seeds | {' | '.join(headings)} | {compared.heading} − {table.reference} | verdict |",
         f"| :-- | --: |{' --: |' * len(headings)} --: | :-- |",
     ]

@@ -110,12 +110,8 @@ class GaussianSimilarity(Similarity):
         s = self.W.norm_bound().item()
         steepness = activation.lipschitz * self.hessian_bound().value.max().item()
         if self.adaptive:
-            push *= 1 + math.sqrt(self.split(self.injection).shape[1]) * _ADAPTIVE_PUSH
+            push *= 1 + math.sqrt(self.patches.split(self.injection).shape[1]) * _ADAPTIVE_PUSH
         return steepness / s * push if s else 0.0, CONCAVITY * steepness
-
-    def split(self, hidden: Tensor) -> Tensor:
-        """Patches of a tensor in mid-channel space, `(batch, n, d)`."""
-        return self.patches.split(hidden)
 
     def project(self, patches: Tensor) -> Tensor:
         """`G r` for every patch."""
@@ -132,7 +128,7 @@ class GaussianSimilarity(Similarity):
         return image.sub_(self.injection) if same else image - self.injection
 
     def merge(self, patches: Tensor) -> Tensor:
-        """The inverse of `split`."""
+        """The image of patches `(batch, n, d)`."""
         return self.patches.merge(patches, self.injection)
 
     def _force(self, offset: Tensor) -> Tensor:
@@ -140,7 +136,7 @@ class GaussianSimilarity(Similarity):
         forces = self.in_place(offset)
         if forces is not None:
             return forces
-        residual = self.split(offset)
+        residual = self.patches.split(offset)
         projected = self.project(residual)
         product = residual * projected if projected is residual else _times(residual, projected)
         return self.merge(_times(projected, -self.weight(product.sum(-1, keepdim=True))))
@@ -153,7 +149,7 @@ class GaussianSimilarity(Similarity):
         return forces_in_place(image, *cut, self.gram, self.gamma, *state, error=self.W.error)
 
     def _at(self, y: Tensor) -> _Distances:
-        return _Distances(self, self.split(self._offset(y)))
+        return _Distances(self, self.patches.split(self._offset(y)))
 
     def _pool(self, image: Tensor) -> Tensor:
         return self.W.adjoint(image).to(image.dtype)
@@ -183,14 +179,14 @@ class _GaussianLinearization(SimilarityLinearization):
         lifted = s.W(v)
         response = s.in_place(lifted, at.projected, at.weight)
         if response is None:
-            patches = s.split(lifted)
+            patches = s.patches.split(lifted)
             response = s.merge(self._response(s.project(patches), self._overlap(patches)))
         return s._pool(response)
 
     def pullback(self, u: Tensor) -> Gradients:
         # ⟨u, ∇S⟩ = -Σ e_i q_iᵀG r_i with q = patch(W u), r = patch(W y - c); r, G, γ and W enter as below.
         s, at = self._similarity, self._at
-        lifted = s.split(s.W(u))
+        lifted = s.patches.split(s.W(u))
         overlap = self._overlap(lifted)
         response = s.merge(self._response(s.project(lifted), overlap))
         gamma = (at.distance * at.weight * overlap).sum((1, 2))

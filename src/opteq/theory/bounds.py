@@ -7,6 +7,7 @@ are evaluated on a model instead are in `opteq.theory.lipschitz` and `opteq.theo
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -54,8 +55,7 @@ def optequnit_generalization_bound(
     _check_norms(norm, gram_norm, input_norm)
     rest = 1 - gram_norm
     sensitivity = 2 * norm * (input_norm + 1) * (norm**2 + rest) + rest**2
-    value = _margin_bound(sensitivity / rest**2, margin, weights_norm, width, samples, confidence)
-    return Certificate(torch.tensor(value, dtype=torch.float64), "bound", _PAC_BAYES)
+    return _margin_bound(sensitivity / rest**2, margin, weights_norm, width, samples, confidence)
 
 
 def geq_generalization_bound(
@@ -97,12 +97,9 @@ def geq_generalization_bound(
     rest = 1 - largest_weight * gram_norm
     factor = largest_weight * norm**3 + (2 * norm * largest_weight + 1) * rest
     sensitivity = 2 * norm * (input_norm + 1) * factor + rest**2
-    value = _margin_bound(sensitivity / rest**2, margin, weights_norm, width, samples, confidence)
+    bound = _margin_bound(sensitivity / rest**2, margin, weights_norm, width, samples, confidence)
     constant = "The kernel weight does not change when the parameters are perturbed, as the proof presumes."
-    return Certificate(torch.tensor(value, dtype=torch.float64), "bound", (*_PAC_BAYES, constant))
-
-
-_PAC_BAYES = ("The activation is ReLU.", "Training samples are independent.", "Every input has ‖x‖ ≤ B.")
+    return replace(bound, assumptions=(*bound.assumptions, constant))
 
 
 def _check_norms(norm: float, gram_norm: float, input_norm: float) -> None:
@@ -113,7 +110,7 @@ def _check_norms(norm: float, gram_norm: float, input_norm: float) -> None:
 
 def _margin_bound(
     sensitivity: float, margin: float, weights_norm: float, width: int, samples: int, confidence: float
-) -> float:
+) -> Certificate:
     """The PAC-Bayes bound of a model whose logits change by `sensitivity` per perturbation of its weights."""
     check(margin > 0, "margin", margin, "positive")
     check(weights_norm >= 0, "weights_norm", weights_norm, "at least 0")
@@ -122,7 +119,9 @@ def _margin_bound(
     check(0 < confidence < 1, "confidence", confidence, "in (0, 1)")
     divergence = 16 * width * math.log(24 * width) * (sensitivity * weights_norm / margin) ** 2
     union = math.log(6 * samples**1.5 / (1 - confidence))
-    return 4 * math.sqrt((divergence + union) / (samples - 1))
+    value = torch.tensor(4 * math.sqrt((divergence + union) / (samples - 1)), dtype=torch.float64)
+    assumptions = ("The activation is ReLU.", "Training samples are independent.", "Every input has ‖x‖ ≤ B.")
+    return Certificate(value, "bound", assumptions)
 
 
 def published_lipschitz_optequnit(norm: float) -> Certificate:
