@@ -211,7 +211,7 @@ def test_what_the_functions_are_not_about_is_refused():
     with pytest.raises(ConfigError, match="needs a dense `W`; use `objective`"):
         closed_form_objective(images, torch.randn(1, 2, 3, 3))
     for alpha in (0.0, 1.0):
-        with pytest.raises(ConfigError, match=r"Expected `alpha` in \(0, 1\), got"):
+        with pytest.raises(ConfigError, match=r"Expected `alpha` to be in \(0, 1\), at whose end 1 .*, got"):
             Envelope(dense_unit().bind(x), alpha)
     deep = DeepOptEq(mixed_units(3))
     with pytest.raises(ConfigError, match="Expected a proximal equation, got ChainEquation"):

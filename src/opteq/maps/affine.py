@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError, ShapeError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
+from opteq.options import check
 from opteq.results import Certificate, State
 from opteq.tensors.held import CONSTANT
 
@@ -38,9 +39,8 @@ class AffineChange(EquilibriumMap):
     def __init__(self, map: EquilibriumMap, matrix: Tensor, shift: Tensor | None = None) -> None:
         super().__init__()
         expect_map(map)
-        if not isinstance(matrix, Tensor) or not matrix.is_floating_point():
-            got = matrix.dtype if isinstance(matrix, Tensor) else type(matrix).__name__
-            raise ConfigError(f"Expected `matrix` to be a tensor of floating-point numbers, got {got}.")
+        floating = isinstance(matrix, Tensor) and matrix.is_floating_point()
+        check(floating, "matrix", getattr(matrix, "dtype", matrix), "a tensor of floating-point numbers")
         if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ConfigError(f"Expected `matrix` of shape (m, m), got {tuple(matrix.shape)}.")
         finite = bool(torch.isfinite(matrix).all())

@@ -36,6 +36,7 @@ from opteq.operators.conv import Conv2d
 from opteq.operators.norms.base import NormControl
 from opteq.operators.resample import AveragePool
 from opteq.operators.starts import Start
+from opteq.options import check_choice
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import Solver
 
@@ -318,14 +319,10 @@ def _unit(state: int, n: int, W: Make, U: Make, **common: Any) -> OptEqUnit:
 def _convolution(
     operator: str, inputs: int, outputs: int, norm: NormControl | None = None, start: Start | None = None
 ) -> LinearOperator:
-    match operator:
-        case "conv":
-            return Conv2d(inputs, outputs, 3, 1, norm, start)
-        case "separable":
-            return DepthwiseSeparableConv2d(inputs, outputs, 3, 1, norm, start)
-        case "double-separable":
-            wide = DepthwiseSeparableConv2d(inputs, outputs, 5, 2, norm, start)
-            return Compose(wide, DepthwiseSeparableConv2d(outputs, outputs, 3, 1, norm, start))
-    raise ConfigError(
-        f"Expected `operator` to be one of conv, separable, double-separable, got {operator!r}."
-    )
+    check_choice("operator", operator, ("conv", "separable", "double-separable"))
+    if operator == "conv":
+        return Conv2d(inputs, outputs, 3, 1, norm, start)
+    if operator == "separable":
+        return DepthwiseSeparableConv2d(inputs, outputs, 3, 1, norm, start)
+    wide = DepthwiseSeparableConv2d(inputs, outputs, 5, 2, norm, start)
+    return Compose(wide, DepthwiseSeparableConv2d(outputs, outputs, 3, 1, norm, start))

@@ -296,12 +296,8 @@ def _operator(name: str, layer: nn.Linear | nn.Conv2d) -> Dense | Conv2d:
             size = layer.kernel_size[0]
             half = (size // 2, size // 2)
             keeps_size = layer.stride == layer.dilation == (1, 1) and layer.padding in ("same", half)
-            if not (
-                keeps_size
-                and layer.kernel_size == (size, size)
-                and size % 2
-                and layer.padding_mode == "zeros"
-            ):
+            centred = layer.kernel_size == (size, size) and size % 2 and layer.padding_mode == "zeros"
+            if not (keeps_size and centred):
                 raise _refusal(
                     name,
                     layer,

@@ -14,7 +14,7 @@ from opteq.equation import Gradients, room
 from opteq.errors import ConfigError
 from opteq.objectives.similarity import Similarity, SimilarityLinearization
 from opteq.operators.bound import BoundOperator
-from opteq.options import require, strict_options
+from opteq.options import check, require, strict_options
 from opteq.results import Certificate, sample_sums
 
 
@@ -148,11 +148,8 @@ def get_kernel(kernel: str | InnerProductKernel) -> InnerProductKernel:
     """
     if isinstance(kernel, InnerProductKernel):
         return kernel
-    if not isinstance(kernel, str) or kernel not in KERNELS:
-        raise ConfigError(
-            f"Expected `kernel` to be one of {', '.join(KERNELS)}, or an object such as PolynomialKernel(3),"
-            f" got {kernel!r}."
-        )
+    known = isinstance(kernel, str) and kernel in KERNELS
+    check(known, "kernel", kernel, f"one of {', '.join(KERNELS)}, or an object such as PolynomialKernel(3)")
     return KERNELS[kernel]()
 
 

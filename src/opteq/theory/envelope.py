@@ -9,6 +9,7 @@ from torch import Tensor
 
 from opteq.equation import Equation
 from opteq.errors import ConfigError
+from opteq.options import check
 from opteq.results import squared_norm
 from opteq.solvers.linear import conjugate_gradients
 from opteq.solvers.space import Space
@@ -39,10 +40,7 @@ class Envelope:
     def __init__(self, equation: Equation, alpha: float) -> None:
         if equation.structure != "proximal":
             raise ConfigError(f"Expected a proximal equation, got {type(equation).__name__}.")
-        if not 0 < alpha < 1:
-            raise ConfigError(
-                f"Expected `alpha` in (0, 1), got {alpha}; at 1 the envelope is φ, which is not smooth."
-            )
+        check(0 < alpha < 1, "alpha", alpha, "in (0, 1), at whose end 1 the envelope is φ and not smooth")
         self.equation, self.alpha = equation.detach(), alpha
 
     def prox(self, z: Tensor) -> Tensor:
