@@ -99,3 +99,11 @@ def test_gradient_descent_on_a_wide_model_converges_linearly_with_weights_that_s
 def test_a_narrow_model_has_no_such_rate():
     losses, _ = load("global_convergence").train(3, 4, 120)
     assert losses[-1] > 0.1 * losses[0]
+
+
+def test_an_equilibrium_looks_further_than_its_first_iterates(tmp_path):
+    scores = load("connected_pixels").main(tmp_path / "figure.png", count=20)
+    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+    for found in scores.values():
+        assert found["equilibrium"] > found["K = 1"] + 0.1
+    assert scores[16]["equilibrium"] > 0.85
