@@ -9,11 +9,12 @@ from PIL import Image
 from torch import nn
 
 from opteq.data.cifar import CIFAR10
+from opteq.data.connected import ConnectedPixels, mazes
 from opteq.data.digits import Digits
 from opteq.data.folder import ImageFolder
 from opteq.errors import ConfigError
 from opteq.evaluation.corruptions import CORRUPTIONS
-from opteq.experiments.measures import corruptions, relative_residual, step_times, subclasses
+from opteq.experiments.measures import corruptions, larger_mazes, relative_residual, step_times, subclasses
 from opteq.models.bodies import Coupled
 from opteq.solvers.anderson import Anderson
 from tests.networks import branch_classifier, unit_classifier
@@ -24,6 +25,29 @@ def digits():
     data = Digits(batch_size=16)
     data.setup("test")
     return data
+
+
+class Red(nn.Module):
+    """Says that a pixel is connected where the one to its left is red."""
+
+    def forward(self, images):
+        red = (images[:, 0] > 0) & (images[:, 1] < 0)
+        answer = nn.functional.pad(red[:, :, :-1], (1, 0)).float()
+        return torch.stack([0.5 - answer, answer - 0.5], 1)
+
+
+def test_larger_mazes_have_the_mean_accuracy_of_their_classes():
+    scores = larger_mazes(Red(), ConnectedPixels(size=8))
+    for size in (32, 48):
+        images, masks = mazes(100, size, 0.62, 2)
+        red = ((images[:, 0] == 255) & (images[:, 1] == 0)).numpy()
+        found = np.roll(red, 1, axis=2)
+        found[:, :, 0] = False
+        masks = masks.numpy()
+        right = [(found == label)[masks == label].mean() for label in (False, True)]
+        assert scores[f"mAcc_{size}"] == pytest.approx(np.mean(right), rel=1e-5)
+    with pytest.raises(ConfigError, match="Expected ConnectedPixels"):
+        larger_mazes(Red(), Digits())
 
 
 @pytest.mark.spec("R7.1")

@@ -27,6 +27,9 @@ class Column:
 
 COLUMNS = {
     "test_accuracy": Column("accuracy %", 100),
+    "test_mAcc": Column("mean accuracy %", 100),
+    "mAcc_32": Column("at 32×32 %", 100),
+    "mAcc_48": Column("at 48×48 %", 100),
     "parameters": Column("parameters", form=",.0f"),
     "seconds_train": Column("training s", form=",.0f", higher_is_better=False),
     "solver_steps_mean": Column("solver steps", form=",.1f", higher_is_better=False),

@@ -15,14 +15,17 @@ from torch.nn.functional import cross_entropy
 
 from opteq.data.base import ImageDataModule, Loader
 from opteq.data.cifar import CIFAR10, CIFAR100
+from opteq.data.connected import ConnectedPixels
 from opteq.errors import ConfigError
 from opteq.evaluation.branchstudy import RELATED_SAMPLES, has_branches, relations
 from opteq.evaluation.corruptions import corrupted_accuracy
 from opteq.evaluation.scores import detection, known_divergence, reliability, unknown_divergence
 from opteq.evaluation.trace import first_call
 from opteq.solvers.space import relative_change
+from opteq.training.taskscores import make_scores
 
 REPEATS = 9
+LARGER = (32, 48)
 
 
 def step_times(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
@@ -62,6 +65,23 @@ def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, fl
         layer, x = call
         value = layer(x)
         return {"residual": float(relative_change(value, layer.map.bind(x)(value)).mean())}
+
+
+@torch.no_grad()
+def larger_mazes(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """`mAcc_32` and `mAcc_48`: the mean accuracy of the classes on mazes of these sizes, 100 of each."""
+    if not isinstance(data, ConnectedPixels):
+        raise ConfigError(f"Expected ConnectedPixels, whose images may be of any size, got {data.title}.")
+    network.eval()
+    scores = {}
+    for size in LARGER:
+        larger = ConnectedPixels(data.size, size, 1, 100, data.open_share)
+        larger.setup("test")
+        score = make_scores("segmentation", len(data.class_names))["mAcc"]
+        for images, labels in larger.test_dataloader():
+            score.update(network(images), labels)
+        scores[f"mAcc_{size}"] = float(score.compute())
+    return scores
 
 
 def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
