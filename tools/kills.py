@@ -22,7 +22,7 @@ import opteq.training.command  # noqa: F401 - so that trials need not import it
 from opteq.cli import main
 from opteq.training.checkpoints import read_checkpoint
 
-EPOCHS = 30
+EPOCHS = 12
 CONFIG = """\
 model:
   network:
@@ -75,7 +75,7 @@ def kill(folder: Path, process: int) -> None:
 def fill(folder: Path, process: int) -> None:
     """No room on the disk, until the process has ended."""
     ballast = folder / "ballast"
-    with suppress(OSError), ballast.open("wb", buffering=0) as file:
+    with ballast.open("wb", buffering=0) as file, suppress(OSError):
         while True:
             file.write(bytes(4096))
     ended(process)
@@ -95,19 +95,25 @@ def differences(one: Path, other: Path) -> list[str]:
     return found
 
 
-def trial(folder: Path, end: Callable[[Path, int], None], moment: float) -> int:
-    """End a training at a moment and resume it; returns how many epochs had been done."""
+def epochs_done(folder: Path) -> int:
+    """How many epochs the table of a run has, which is written just before their checkpoints."""
+    table = folder / "runs" / "run" / "metrics.csv"
+    return len(table.read_text().splitlines()) - 1 if table.is_file() else 0
+
+
+def trial(folder: Path, end: Callable[[Path, int], None], epoch: int, seconds: float) -> bool:
+    """End a training some time into an epoch and resume it; returns whether it was still running."""
     folder.joinpath("config.yaml").write_text(CONFIG)
     process = start(folder)
-    time.sleep(moment)
+    while epochs_done(folder) < epoch:
+        time.sleep(0.001)
+    time.sleep(seconds)
+    was_running = not (folder / "runs" / "run" / "summary.json").is_file()
     end(folder, process)
-    last = folder / "runs" / "run" / "checkpoints" / "last.ckpt"
-    done = read_checkpoint(last)["epoch"] + 1 if last.is_file() else 0
     resumes = ("--ckpt_path", "last") if (folder / "runs" / "run" / "config.yaml").is_file() else ()
-    status = ended(start(folder, *resumes))
-    if status or read_checkpoint(last)["epoch"] + 1 != EPOCHS:
+    if ended(start(folder, *resumes)):
         raise SystemExit(f"The training could not be resumed:\n{(folder / 'log').read_text()}")
-    return done
+    return was_running
 
 
 def run(trials: int, seed: int) -> int:
@@ -120,7 +126,7 @@ def run(trials: int, seed: int) -> int:
         begin = time.monotonic()
         if ended(start(whole)):
             raise SystemExit((whole / "log").read_text())
-        duration = time.monotonic() - begin
+        one_epoch = (time.monotonic() - begin) / EPOCHS
         for number in range(trials):
             folder = Path(scratch) / f"trial{number}"
             folder.mkdir()
@@ -130,17 +136,17 @@ def run(trials: int, seed: int) -> int:
                     ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True
                 ).returncode
             )
-            moment = rng.uniform(0, duration)
+            epoch, seconds = rng.randrange(EPOCHS), rng.uniform(0, one_epoch)
             try:
-                done = trial(folder, fill if fills else kill, moment)
+                was_running = trial(folder, fill if fills else kill, epoch, seconds)
                 found = differences(whole / "runs" / "run", folder / "runs" / "run")
             finally:
                 if fills:
                     subprocess.run(["umount", str(folder)], check=True)
             bad += bool(found)
             what = "full disk" if fills else "killed"
-            when = f"{what} after {moment:.1f} of {duration:.1f} s, {done} epochs"
-            print(f"{number + 1}: {when}: {found or 'same'}", flush=True)
+            when = f"{1000 * seconds:.0f} ms into epoch {epoch}" if was_running else "when it was done"
+            print(f"{number + 1}: {what} {when}: {found or 'same'}", flush=True)
     return bad
 
 

@@ -1,8 +1,11 @@
 import ctypes
+import errno
 import logging
+import os
 import shutil
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +29,7 @@ def source(tmp_path, monkeypatch):
     """The only source, with a cache that is empty."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
     folder = tmp_path / "sources"
     folder.mkdir()
     monkeypatch.setattr(building, "_SOURCES", folder)
@@ -57,7 +61,7 @@ def test_a_source_is_compiled_once(source, tmp_path, build, monkeypatch):
     assert "compiled now" in made.account
     (file,) = kept(tmp_path)
     assert str(file) in made.account
-    monkeypatch.setattr(subprocess, "run", lambda *a, **k: pytest.fail("compiled again"))
+    monkeypatch.setattr(building, "_compile", lambda command: pytest.fail("compiled again"))
     again = build()
     assert again.functions.answer() == 42
     assert "compiled now" not in again.account
@@ -137,7 +141,50 @@ def test_with_a_compiler_that_makes_nothing(source, tmp_path, monkeypatch, scrip
     level, account = told(build, caplog)
     assert level == "WARNING"
     assert account.startswith(f"the C compiler '{compiler}' {why}")
-    assert kept(tmp_path) == []
+    assert [path for path in kept(tmp_path) if path.suffix != ".hung"] == []
+
+
+def test_a_busy_machine_gives_a_compiler_more_time(source, monkeypatch, build, tmp_path):
+    monkeypatch.setattr(building, "_BUSY_PATIENCE", 0.75)
+    monkeypatch.setattr(os, "getloadavg", lambda: (1.0 + os.cpu_count(), 0.0, 0.0))
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\nexec sleep 60\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    assert "did not finish within 0.75 seconds" in build().account
+
+
+def is_running(process):
+    try:
+        return "State:\tZ" not in Path(f"/proc/{process}/status").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def test_a_compiler_that_hangs_is_ended_with_its_children_and_not_asked_again(
+    source, tmp_path, monkeypatch, build, caplog
+):
+    monkeypatch.setattr(building, "_PATIENCE", 0.5)
+    compiler, asked = tmp_path / "compiler", tmp_path / "asked"
+    # It waits for a child, and for what is typed, as the drivers of compilers do.
+    compiler.write_text(f"#!/bin/sh\ncat\n(sleep 60; touch {tmp_path}/survived) & echo $! >> {asked}\nwait\n")
+    compiler.chmod(0o700)
+    monkeypatch.setenv("CC", str(compiler))
+    assert "did not finish within 0.5 seconds" in build().account
+    (child,) = asked.read_text().split()
+    deadline = time.monotonic() + 20
+    while is_running(int(child)):
+        assert time.monotonic() < deadline, "its child goes on"
+        time.sleep(0.1)
+    (marker,) = kept(tmp_path)
+    assert build().account == (
+        f"the C compiler '{compiler}' did not finish lately; set CC to another one or delete {marker}"
+    )
+    assert len(asked.read_text().split()) == 1
+    compiler.write_text('#!/bin/sh\nexec cc "$@"\n')
+    os.utime(marker, (0, time.time() - 601))
+    monkeypatch.setattr(building, "_PATIENCE", 60)
+    assert build().functions.answer() == 42
 
 
 def test_switched_off(monkeypatch):
@@ -186,7 +233,7 @@ def test_a_compiler_may_say_what_is_no_text(source, tmp_path, monkeypatch, end, 
     assert (functions and functions.answer()) == answer
 
 
-@pytest.mark.parametrize("size", [0, 100])
+@pytest.mark.parametrize("size", [0, 100, 9000, -1])
 def test_a_damaged_library_is_made_again(source, tmp_path, size, build):
     build()
     (made,) = kept(tmp_path)
@@ -196,6 +243,25 @@ def test_a_damaged_library_is_made_again(source, tmp_path, size, build):
     damaged.replace(made)
     assert build().functions.answer() == 42
     assert ctypes.CDLL(str(made)).answer() == 42
+
+
+def test_a_folder_that_can_only_be_read_serves_what_it_keeps(source, tmp_path, build, monkeypatch):
+    build()
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: mode != os.W_OK and access(path, mode))
+    assert "kept as" in build().account
+    source.write_text(SOURCE.replace("42", "43"))
+    made = build()
+    assert (made.functions.answer(), made.account) == (43, "compiled now, for this process alone")
+    assert len(kept(tmp_path)) == 1
+
+
+def test_a_home_that_cannot_be_written_to(source, tmp_path, build, monkeypatch):
+    def refuse(*arguments, **options):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "mkdir", refuse)
+    assert build().functions.answer() == 42
 
 
 def test_a_foreign_library_is_made_again(source, tmp_path, build):

@@ -8,10 +8,12 @@ import logging
 import os
 import shlex
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -25,8 +27,10 @@ _SOURCES = Path(__file__).parent
 _FUNCTION = "opteq_forces"
 # By what PyTorch says of the processor: a name, not "native", so that machines that share a folder agree.
 _TARGETS = {"AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}
-# Seconds; it takes about five.
-_PATIENCE = 120
+# Seconds, and those on a machine with more to do than it has processors; it takes about ten.
+_PATIENCE, _BUSY_PATIENCE = 30, 300
+# Seconds for which a compiler that did not come to an end is not asked again.
+_MEMORY = 600
 # Characters of what a compiler says that are shown.
 _SHOWN = 400
 
@@ -52,7 +56,8 @@ def library() -> Library:
 
     It takes a C compiler with OpenMP (`$CC`, else `cc`; GCC from 11 on) and an x86 processor with AVX2. The
     library is kept in `$XDG_CACHE_HOME/opteq`, by default `~/.cache/opteq`; other sources or another
-    processor make another one. Where that is no place of the user's own, every process compiles for itself.
+    processor make another one. Where that is no place of the user's own, or cannot be written to, every
+    process compiles for itself. A compiler that does not come to an end is not asked again for ten minutes.
     It shares the threads of PyTorch wherever both use the same OpenMP library, as the wheels do with GCC.
     """
     target = _TARGETS.get(torch.backends.cpu.get_cpu_capability())
@@ -68,32 +73,36 @@ def library() -> Library:
     if folder is not None:
         with suppress(OSError, AttributeError):
             return Library(_opened(folder / name), f"kept as {folder / name}")
+        if not os.access(folder, os.W_OK):
+            folder = None
+    asked = f"the C compiler {shlex.join(compiler)!r}"
+    hung = None if folder is None else (folder / name).with_suffix(".hung")
+    if hung is not None and hung.is_file() and time.time() - hung.stat().st_mtime < _MEMORY:
+        return _none(
+            logging.WARNING, f"{asked} did not finish lately; set CC to another one or delete {hung}"
+        )
     if shutil.which(compiler[0]) is None:
         return _none(logging.WARNING, f"there is no C compiler {compiler[0]!r}; install gcc or set CC")
     try:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / name
-            command = [*compiler, *flags, *map(str, sources), "-lm", "-o", str(made)]
-            subprocess.run(
-                command, check=True, capture_output=True, text=True, errors="replace", timeout=_PATIENCE
-            )
+            _compile([*compiler, *flags, *map(str, sources), "-lm", "-o", str(made)])
+            _seal(made)
             # Before it takes its place: a process that has opened a foreign one there is given that again.
             functions = _opened(made)
             if folder is None:
                 return Library(functions, "compiled now, for this process alone")
-            # It takes its place when it is complete, on the disk too: other processes may be at it, and one
-            # that opens a file that ends too early is killed.
-            with made.open("rb+") as file:
-                os.fsync(file.fileno())
             made.replace(folder / name)
         return Library(functions, f"compiled now, and kept as {folder / name}")
-    except subprocess.TimeoutExpired:
-        why = f"did not finish within {_PATIENCE} seconds"
+    except subprocess.TimeoutExpired as error:
+        why = f"did not finish within {error.timeout:g} seconds"
+        if hung is not None:
+            hung.touch()
     except subprocess.CalledProcessError as error:
-        why = f"failed: {shorten(error.stderr, _SHOWN) or f'exit status {error.returncode}'}"
+        why = f"failed: {shorten(error.output, _SHOWN) or f'exit status {error.returncode}'}"
     except (OSError, AttributeError) as error:
         why = f"made nothing that can be used: {error}"
-    return _none(logging.WARNING, f"the C compiler {shlex.join(compiler)!r} {why}; set CC to another one")
+    return _none(logging.WARNING, f"{asked} {why}; set CC to another one")
 
 
 def _none(level: int, reason: str) -> Library:
@@ -109,20 +118,54 @@ def _compiler() -> list[str]:
         return [asked]
 
 
+def _compile(command: list[str]) -> None:
+    """Run a compiler, and end it with all that it has started if it takes too long."""
+    is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
+    patience = _BUSY_PATIENCE if is_busy else _PATIENCE
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as process:
+        try:
+            said, _ = process.communicate(timeout=patience)
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, said)
+
+
+def _seal(path: Path) -> None:
+    """Append a checksum, which loaders of libraries do not look at, and have all of it on the disk."""
+    with path.open("rb+") as file:
+        file.write(hashlib.sha256(file.read()).digest())
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def _opened(path: Path) -> ctypes.CDLL:
-    """The library there.
+    """The library there. One whose end is missing would end the process that opens it.
 
     Raises:
         OSError: if there is none, or a damaged one.
         AttributeError: if it is a foreign one.
     """
+    content = path.read_bytes()
+    size = hashlib.sha256().digest_size
+    if hashlib.sha256(content[:-size]).digest() != content[-size:]:
+        raise OSError(f"{path} is damaged")
     library = ctypes.CDLL(str(path))
     getattr(library, _FUNCTION)
     return library
 
 
 def _folder() -> Path | None:
-    """A folder that this user alone can write to, for what lies there is executed; None without one."""
+    """A folder that nobody but this user can write to, for what lies there is executed; None without one."""
     try:
         folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "opteq"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,4 +173,4 @@ def _folder() -> Path | None:
     except (OSError, RuntimeError):  # without a home there is a RuntimeError
         return None
     own = info.st_uid == os.getuid() and not info.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return folder if own and os.access(folder, os.W_OK) else None
+    return folder if own else None

@@ -1,12 +1,28 @@
 """Claims on folders, between processes."""
 
 import errno
-import fcntl
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 from opteq.errors import ConfigError
+
+# Each system has a module of its own for this, and lacks the other's.
+if sys.platform == "win32":
+    import msvcrt
+
+    def _claim(file: BinaryIO) -> None:
+        file.seek(0)
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+
+else:
+    import fcntl
+
+    def _claim(file: BinaryIO) -> None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
 
 LOCK = ".lock"
 
@@ -23,8 +39,8 @@ def exclusive(folder: Path) -> Iterator[None]:
     """
     with (folder / LOCK).open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
+            _claim(file)
+        except (BlockingIOError, PermissionError) as error:  # what Linux and macOS, and what Windows says
             raise ConfigError(
                 f"Another process is at work in {folder}; wait until it is done, or stop it first."
             ) from error

@@ -1,5 +1,6 @@
 """The commands that train and evaluate, on Lightning's command line interface."""
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -195,7 +196,8 @@ class TrainingCLI(LightningCLI):
             self.run = self._open_run()
             if options["logger"] is not False:
                 table = MetricsCSV(self.run.folder / METRICS, self.run.epochs)
-                kwargs["logger"] += [table, resumed_tensorboard(self.run.folder, table.last)]
+                last = table.last if _is_first_process() else {}
+                kwargs["logger"] += [table, resumed_tensorboard(self.run.folder, last)]
             else:
                 table = None
             kwargs["callbacks"] = [
@@ -230,7 +232,10 @@ class TrainingCLI(LightningCLI):
             self.outcome = "The quick run passed; nothing was saved."
             return
         self.trainer.fit(**objects, ckpt_path=self.run.checkpoint, weights_only=True)
-        if not (self.run.checkpoints / LAST).is_file():
+        # The first process alone knows its name.
+        folder = self.trainer.strategy.broadcast(self.run.folder)
+        tested = checkpoint_of(folder)
+        if not tested.is_file():
             if self.run.checkpoint is None:
                 raise ConfigError(
                     "Nothing was trained; raise --trainer.max_epochs and the limits on batches."
@@ -238,7 +243,6 @@ class TrainingCLI(LightningCLI):
             raise ConfigError(
                 f"{self.run.checkpoint} has already run for --trainer.max_epochs; raise it to go on."
             )
-        tested = checkpoint_of(self.run.folder)
         self._load(tested)
         (metrics,) = self.trainer.test(**objects, verbose=False)
         if self.trainer.is_global_zero:
@@ -292,7 +296,7 @@ class TrainingCLI(LightningCLI):
         options = self.config.fit
         runs_dir, name = Path(options.runs_dir), options.run or self._default_run
         config = self._resolved_config()
-        is_first_process = getattr(rank_zero_only, "rank", 0) == 0
+        is_first_process = _is_first_process()
         if options.ckpt_path == "last":
             folder = runs_dir / name if options.run else latest_run(runs_dir, name)
             # Before its checkpoint is read, which the process that holds the folder would go on to change.
@@ -370,6 +374,15 @@ def _run_of(checkpoint: Path) -> Path:
     """The folder of the run that a checkpoint belongs to, or where it lies."""
     folder = checkpoint.parent
     return folder.parent if folder.name == CHECKPOINTS else folder
+
+
+def _is_first_process() -> bool:
+    """Whether this is the first of all processes, also before there is a trainer.
+
+    On every machine the first one starts the others; of its own rank it knows only the number of the machine.
+    """
+    node = os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))
+    return getattr(rank_zero_only, "rank", 0) == 0 and node == "0"
 
 
 def _listed(value: Any) -> list[Any]:

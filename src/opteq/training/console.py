@@ -26,6 +26,8 @@ IGNORED_WARNINGS = (
     r"The number of training batches \(\d+\) is smaller than the logging interval",
     # Resuming goes on in the folder of the run.
     r"Checkpoint directory .* exists and is not empty",
+    # What is there twice is not counted twice, see `opteq.training.shares`.
+    r"Using `DistributedSampler` with the dataloaders",
     # Evaluating a checkpoint needs none of the callbacks of the training.
     r"Be aware that when using `ckpt_path`, callbacks",
     # From where it starts to average, its schedule takes the place of ours.

@@ -1,7 +1,6 @@
 """What a finished training writes into its folder."""
 
 import platform
-import resource
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -53,6 +52,7 @@ def write_summary(
         seconds: Duration of the training loop, including validation.
         images: Training images processed in that time.
     """
+    peak = peak_memory_bytes()
     summary = {
         "dataset": data.title,
         "model": _name(network),
@@ -63,7 +63,7 @@ def write_summary(
         "unconverged": _whole(test.get("test_unconverged")),
         "seconds_train": round(seconds, 2),
         "images_per_second": round(images / seconds, 1) if seconds else None,
-        "peak_memory_mb": round(peak_memory_bytes() / 2**20, 1),
+        "peak_memory_mb": None if peak is None else round(peak / 2**20, 1),
         "test_classes": per_class(confusion, data.class_names),
     }
     write_json(folder / SUMMARY, summary)
@@ -102,10 +102,14 @@ def _name(network: nn.Module) -> str:
     return type(getattr(network, "body", network)).__name__
 
 
-def peak_memory_bytes() -> int:
-    """Most memory used so far: of the accelerator if there is one, else of this process."""
+def peak_memory_bytes() -> int | None:
+    """Most memory used so far: of the accelerator if there is one, else of this process; None on Windows."""
     if torch.cuda.is_available():
         return torch.cuda.max_memory_allocated()
+    if sys.platform == "win32":
+        return None
+    import resource
+
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # Linux counts KiB, macOS bytes.
     return peak if sys.platform == "darwin" else peak * 1024
