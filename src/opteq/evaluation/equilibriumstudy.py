@@ -252,8 +252,11 @@ class _Study:
 
     def record(self, name: str, classifier_norm: float) -> LayerRecord:
         equation, map = self.equation, self.layer.map
-        spectra = {id(W): singular_values(W) for W in parts(equation, BoundOperator)}
         similarities = list(parts(equation, GaussianSimilarity))
+        # What has no weights resamples for a coupling, unless it is the operator of a kernel.
+        of_kernels = [id(similarity.W) for similarity in similarities]
+        operators = [W for W in parts(equation, BoundOperator) if W.tensors or id(W) in of_kernels]
+        spectra = {id(W): singular_values(W) for W in operators}
         projections = [_projection(s.gram) for s in similarities if s.gram is not None]
         size = max(float(torch.cat(norms).max()) for norms in (self.input_norms, self.output_norms))
         maps: list[GaussianMap | None] = [m for m in map.modules() if isinstance(m, GaussianMap)]
