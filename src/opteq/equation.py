@@ -93,6 +93,8 @@ class Reformulation(Generic[S]):
         recover: the `z` that belongs to a `u`, at least as near to the equilibrium; None where it is `u`.
         gain: `‖T(z) - z‖` is at most this times `‖F(u) - u‖`.
         size: `‖F(u)‖` is at most this times `‖z‖`.
+        measured: whether both are only trusted in, so that the residual of `z` has to be computed in the end.
+            Then `recover(F(u))` is what `T` makes of `recover(u)`.
     """
 
     function: Callable[[Any], Any]
@@ -101,6 +103,7 @@ class Reformulation(Generic[S]):
     recover: Callable[[Any], S] | None = None
     gain: float = 1.0
     size: float = 1.0
+    measured: bool = False
 
     @property
     def scale(self) -> float:

@@ -239,7 +239,10 @@ def _found(solver: Solver, equation: Equation) -> FixedPoint:
         return found
     with torch.no_grad():
         z = form.recover(found.image)
-    return FixedPoint(z, z, found.info)
+        if not form.measured:
+            return FixedPoint(z, z, found.info)
+        before = form.recover(found.value)
+    return FixedPoint(before, z, found.info.ending_with(relative_change(before, z), solver.tol))
 
 
 def _check_input(x: State, dtype: torch.dtype | None) -> None:

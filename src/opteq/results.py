@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 import torch
@@ -45,7 +45,7 @@ class SolveInfo(Described):
     Attributes:
         residuals: `(batch, steps)` relative residuals `‖T(z)-z‖ / ‖T(z)‖`; NaN after a sample stopped. Where
             a dense unit is solved in `u = W z`, for large batches, those of `u`, which bound them where
-            `L_σ‖W‖² ≤ μ`; beyond, theirs may be larger.
+            `L_σ‖W‖² ≤ μ` is imposed; else the last one is that of `z`.
         steps: `(batch,)` number of map evaluations a sample needed.
         converged: `(batch,)` whether the tolerance was reached.
         evaluations: number of evaluations of the map on the whole batch.
@@ -63,6 +63,12 @@ class SolveInfo(Described):
         last = seen.cumsum(1).argmax(1)
         value = self.residuals.gather(1, last[:, None])[:, 0]
         return torch.where(seen.any(1), value, torch.full_like(value, torch.inf))
+
+    def ending_with(self, residual: Tensor, tol: float) -> SolveInfo:
+        """The same with other last residuals, `(batch,)`, which too have to reach `tol` to have converged."""
+        last = (~torch.isnan(self.residuals)).cumsum(1).argmax(1, keepdim=True)
+        residuals = self.residuals.scatter(1, last, residual[:, None].to(self.residuals))
+        return replace(self, residuals=residuals, converged=self.converged & (residual <= tol))
 
     def shared_by(self, batch: int) -> SolveInfo:
         """The info of one system that `batch` samples form together, given to each of them."""

@@ -343,13 +343,29 @@ def test_the_gram_matrix_belongs_to_its_weights_and_to_full_precision():
     assert bound.gram(products=65) is not None
 
 
-def test_a_norm_that_is_only_trusted_in_leaves_the_variable_to_be_the_state():
-    # A residual of u may be the smaller one where L_σ‖W‖² exceeds μ.
-    for module in (unit(), unit(max_norm=1.01), unit("softplus", mu=0.9, max_norm=0.97)):
-        form = equation_of(module, 40).reformulate()
-        assert form.recover is None
-        assert form.initial.shape == (40, 4)
-    assert equation_of(kept_unit(), 40).reformulate().recover is not None
+@pytest.mark.parametrize("norm", [0.9, 1.3])
+@pytest.mark.parametrize(
+    "options", [{"max_norm": None}, {"max_norm": 1.31}, {"activation": "softplus", "mu": 0.9}]
+)
+def test_where_a_norm_is_only_trusted_in_the_residual_is_measured(norm: float, options: dict):
+    # That of u may be the smaller one where L_σ‖W‖² exceeds μ.
+    module, x = unit(**options), 2 * random(40, 3)
+    module.norm_checked = True
+    with torch.no_grad():
+        module.W.weight.mul_(norm / torch.linalg.matrix_norm(module.W.weight, 2))
+    form = module.bind(x).detach().reformulate()
+    assert form.recover is not None
+    assert form.measured
+    for tol in (1e-3, 1e-9):
+        layer = EquilibriumLayer(module, Anderson(tol=tol, max_steps=300), on_unconverged="count")
+        solution = layer.solve(x)
+        image = module.bind(x)(solution.state)
+        residual = (image - solution.state).norm(dim=1) / image.norm(dim=1)
+        torch.testing.assert_close(solution.info.residual, residual, rtol=1e-6, atol=1e-13)
+        assert (solution.info.converged <= (residual <= tol)).all()
+        if norm < 1:
+            assert solution.info.converged.all()
+    assert not equation_of(kept_unit(), 40).reformulate().measured
 
 
 @pytest.mark.parametrize(

@@ -147,8 +147,9 @@ class OptEqEquation(Equation[Tensor]):
         One product with `G` in place of one with `W` and one with `Wᵀ`. Since `T(z) - z` is
         `(1/μ) Wᵀ(σ(F(u) + c) - σ(u + c))` and `W z = F(u)`, the relative residual of `z` is at most
         `L_σ ‖W‖²/μ` times that of `u`, which is at most 1 where `‖W‖² ≤ μ/L_σ`, as Theorem 1 asks for.
+        Where nothing imposes that it is measured, at the cost of another product with `Wᵀ`.
         """
-        gram = self.gram if self.kept and not gradient else None
+        gram = None if gradient else self.gram
         if gram is None:
             return super().reformulate(gradient)
 
@@ -158,7 +159,13 @@ class OptEqEquation(Equation[Tensor]):
         zero = torch.zeros_like(self.injection)
         largest = math.sqrt(self.mu / self.activation.lipschitz)
         return Reformulation(
-            image, zero, image(zero), lambda u: self.pool(self._hidden(u)), gain=1 / largest, size=largest
+            image,
+            zero,
+            image(zero),
+            lambda u: self.pool(self._hidden(u)),
+            gain=1 / largest,
+            size=largest,
+            measured=not self.kept,
         )
 
     @property

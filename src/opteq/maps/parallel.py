@@ -89,6 +89,7 @@ class ParallelEquation(Equation):
             (lambda u: _branchwise(recovers, u)) if recovers else None,
             max(form.gain for form in forms),
             max(form.size for form in forms),
+            any(form.measured for form in forms),
         )
 
     @property
