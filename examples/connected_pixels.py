@@ -42,7 +42,7 @@ def answers(network: torch.nn.Module, images: torch.Tensor) -> dict[str, torch.T
 
 def balanced(found: torch.Tensor, truth: torch.Tensor) -> float:
     """Mean over the two classes of the share of their pixels that are found."""
-    return float(np.mean([(found == label)[truth == label].float().mean() for label in (0, 1)]))
+    return float(np.mean([float((found == label)[truth == label].float().mean()) for label in (0, 1)]))
 
 
 def painted(image: torch.Tensor, classes: torch.Tensor) -> np.ndarray:
@@ -65,7 +65,9 @@ def main(path: str = "connected_pixels.png", count: int = 100) -> dict[int, dict
         n = int(((truth == 1).sum((1, 2)) - (truth == 0).sum((1, 2))).abs().argmin())
         titles = ["maze", *(f"{name}\n{score:.0%}" for name, score in scores[size].items()), "truth"]
         pictures = [painted(images[n], classes[n]) for classes in (*found.values(), truth.clamp(max=1))]
-        for ax, title, picture in zip(row, titles, [images[n].movedim(0, -1), *pictures], strict=True):
+        for ax, title, picture in zip(
+            row, titles, [images[n].movedim(0, -1).numpy(), *pictures], strict=True
+        ):
             ax.imshow(picture)
             ax.set_title(title, fontsize=8)
             ax.axis("off")

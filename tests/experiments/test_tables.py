@@ -1,4 +1,5 @@
 import pytest
+import torch
 from torch.nn import Linear
 
 from opteq.errors import ConfigError
@@ -83,6 +84,7 @@ def test_the_networks_of_packaged_tables_fit_their_data(name):
     for row in table.rows:
         config = table.config_of(row, 0)
         classes = config["data"]["init_args"].get("classes")
-        *_, last = (m for m in network_of(config).modules() if isinstance(m, Linear))
-        assert last.out_features == (10 if classes is None else len(classes))
+        *_, last = (m for m in network_of(config).modules() if isinstance(m, Linear | torch.nn.Conv2d))
+        expected = 2 if "connected" in config["data"]["class_path"] else 10
+        assert last.weight.shape[0] == (expected if classes is None else len(classes))
         assert config.keys() == {"seed_everything", "model", "data", "trainer"}

@@ -266,7 +266,7 @@ def test_alpha_of_a_skip_outside_its_range_is_refused(alpha):
     ("matrix", "message"),
     [
         (torch.eye(STATE, dtype=torch.long), "tensor of floating-point numbers, got torch.int64"),
-        ([[1.0]], "tensor of floating-point numbers, got list"),
+        ([[1.0]], r"tensor of floating-point numbers, got \[\[1\.0\]\]"),
         (torch.zeros(STATE, STATE), "invertible"),
     ],
 )
