@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -53,12 +54,20 @@ def start(folder: Path, *options: str) -> int:
     process = os.fork()
     if process:
         return process
-    torch.set_num_threads(1)
-    os.chdir(folder)
-    log = os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os._exit(main(["fit", *OPTIONS, *options]))
+    status = 1
+    try:
+        # Beside the folder, whose disk may be full.
+        log = os.open(folder.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        torch.set_num_threads(1)
+        os.chdir(folder)
+        status = main(["fit", *OPTIONS, *options])
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Whatever happens, what is left to do is the parent's.
+        os._exit(status)
 
 
 def ended(process: int) -> int:
@@ -112,7 +121,7 @@ def trial(folder: Path, end: Callable[[Path, int], None], epoch: int, seconds: f
     end(folder, process)
     resumes = ("--ckpt_path", "last") if (folder / "runs" / "run" / "config.yaml").is_file() else ()
     if ended(start(folder, *resumes)):
-        raise SystemExit(f"The training could not be resumed:\n{(folder / 'log').read_text()}")
+        raise SystemExit(f"The training could not be resumed:\n{folder.with_suffix('.log').read_text()}")
     return was_running
 
 
@@ -125,7 +134,7 @@ def run(trials: int, seed: int) -> int:
         (whole / "config.yaml").write_text(CONFIG)
         begin = time.monotonic()
         if ended(start(whole)):
-            raise SystemExit((whole / "log").read_text())
+            raise SystemExit(whole.with_suffix(".log").read_text())
         one_epoch = (time.monotonic() - begin) / EPOCHS
         for number in range(trials):
             folder = Path(scratch) / f"trial{number}"
@@ -139,7 +148,9 @@ def run(trials: int, seed: int) -> int:
             epoch, seconds = rng.randrange(EPOCHS), rng.uniform(0, one_epoch)
             try:
                 was_running = trial(folder, fill if fills else kill, epoch, seconds)
-                found = differences(whole / "runs" / "run", folder / "runs" / "run")
+                # One that was ended before its folder was complete is started again, in another one.
+                last = max((folder / "runs").iterdir())
+                found = differences(whole / "runs" / "run", last)
             finally:
                 if fills:
                     subprocess.run(["umount", str(folder)], check=True)
