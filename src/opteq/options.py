@@ -10,8 +10,6 @@ from dataclasses import fields
 from numbers import Integral, Real
 from typing import Any, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from torch import nn
-
 from opteq.errors import ConfigError
 
 C = TypeVar("C", bound=type)
@@ -110,11 +108,6 @@ def check_positive(name: str, value: object) -> None:
 def check_flag(name: str, value: object) -> None:
     """Raise a `ConfigError` unless the argument `name` is True or False."""
     check(type(value) is bool, name, value, "True or False")
-
-
-def check_module(name: str, value: object) -> None:
-    """Raise a `ConfigError` unless the argument `name` is a torch module."""
-    check(isinstance(value, nn.Module), name, value, "a torch module")
 
 
 def require(condition: bool, owner: object, name: str, expected: str) -> None:

@@ -1,14 +1,11 @@
-import warnings
-
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 
-from opteq.data.digits import Digits
 from opteq.errors import ConfigError
 from opteq.training.ceiling import RisingCeiling
-from opteq.training.module import ClassifierModule
 from tests.networks import unit_classifier
+from tests.training.fitting import fit_eight_steps
 
 
 class Watch(Callback):
@@ -24,28 +21,12 @@ class Watch(Callback):
         self.validation.append(self.unit.max_norm)
 
 
-def fit(network, *callbacks):
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers")
-        warnings.filterwarnings("ignore", message=".*LeafSpec")
-        trainer.fit(ClassifierModule(network), datamodule=Digits(batch_size=32, train_limit=128))
-
-
 def test_training_rises_to_the_maps_own_ceiling_and_validation_has_it():
     torch.manual_seed(0)
     network = unit_classifier(in_channels=1, max_norm=0.99)
     unit = network.equilibrium_layers[0].map
     watch = Watch(unit)
-    fit(network, RisingCeiling(start=0.9, until=0.5), watch)
+    fit_eight_steps(network, RisingCeiling(start=0.9, until=0.5), watch)
     # Of eight steps the first four: 1 - ζ goes from .1 to .01 by equal factors.
     expected = [1 - 0.1 * 0.1 ** min(1.0, step / 4) for step in range(8)]
     assert watch.training == pytest.approx(expected)
@@ -56,7 +37,7 @@ def test_training_rises_to_the_maps_own_ceiling_and_validation_has_it():
 @pytest.mark.parametrize("max_norm", [0.9, 0.95])
 def test_nothing_to_raise_is_said(max_norm):
     with pytest.raises(ConfigError, match=r"no map has a `max_norm` between 0.95 and 1"):
-        fit(unit_classifier(in_channels=1, max_norm=max_norm), RisingCeiling(start=0.95))
+        fit_eight_steps(unit_classifier(in_channels=1, max_norm=max_norm), RisingCeiling(start=0.95))
 
 
 @pytest.mark.parametrize("options", [{"start": 1.0}, {"until": 0.0}, {"until": 1.1}])

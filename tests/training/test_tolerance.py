@@ -1,16 +1,13 @@
-import warnings
-
 import pytest
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 
-from opteq.data.digits import Digits
 from opteq.errors import ConfigError
 from opteq.gradients.implicit import Implicit
 from opteq.solvers.anderson import Anderson
-from opteq.training.module import ClassifierModule
 from opteq.training.tolerance import FollowingTolerance
 from tests.networks import unit_classifier
+from tests.training.fitting import fit_eight_steps
 
 
 class Watch(Callback):
@@ -32,19 +29,7 @@ def test_training_tightens_to_the_layers_own_tolerances_and_validation_has_them(
     network = unit_classifier(in_channels=1, solver=solver, gradient=gradient)
     (layer,) = network.equilibrium_layers
     watch = Watch(layer)
-    trainer = Trainer(
-        accelerator="cpu",
-        max_epochs=2,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[FollowingTolerance(loosest=100.0, until=0.5), watch],
-    )
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*does not have many workers")
-        warnings.filterwarnings("ignore", message=".*LeafSpec")
-        trainer.fit(ClassifierModule(network), datamodule=Digits(batch_size=32, train_limit=128))
+    fit_eight_steps(network, FollowingTolerance(loosest=100.0, until=0.5), watch)
     # Eight steps, the last four of them at the layer's own tolerances; 0.5 is the ceiling.
     expected = [100 ** max(0.0, 1 - step / 4) for step in range(8)]
     assert [s for s, _ in watch.training] == pytest.approx([1e-3 * f for f in expected])

@@ -23,7 +23,7 @@ from opteq.operators.bound import BoundOperator
 from opteq.operators.conv import Conv2d
 from opteq.operators.dense import Dense
 from opteq.operators.norms.base import Weights
-from opteq.options import check_module
+from opteq.options import check_kind
 from opteq.solvers.picard import Picard
 
 _PASSED_OVER = nn.Dropout | nn.Dropout2d | nn.Identity
@@ -159,7 +159,7 @@ def from_feedforward(network: nn.Module) -> ConvertedClassifier:
     Raises:
         ConfigError: if a part cannot be converted; the message names it.
     """
-    check_module("network", network)
+    check_kind(nn.Module, "network", network, "a torch module")
     stem, layers, head = _read(network)
     sides = layers[0].operator.sides
     widths = [1, *(layer.operator.out_channels for layer in layers)]

@@ -13,7 +13,7 @@ from opteq.operators.bound import BoundOperator, NormMemo
 from opteq.operators.estimate import NormEstimate
 from opteq.operators.norms.base import NormControl, Weights
 from opteq.operators.norms.ceiling import Ceiling
-from opteq.options import check_kind, check_module
+from opteq.options import check_kind
 
 # Times the ceiling: from where the norm of a stored weight is brought down, and to what: above it,
 # since the estimate is from below.
@@ -167,7 +167,7 @@ def settle_norms(module: nn.Module) -> None:
     does: weights that were used since the step are left alone, as a graph may hold them, and so are those
     that a second part of `module` shares.
     """
-    check_module("module", module)
+    check_kind(nn.Module, "module", module, "a torch module")
     for operator in module.modules():
         if not isinstance(operator, LinearOperator) or operator._excess() <= _LARGEST_EXCESS:
             continue

@@ -49,7 +49,6 @@ from opteq.training.module import ClassifierModule
 from opteq.training.parse_errors import explain, reworded
 from opteq.training.predict import default_output, predict_to_file
 from opteq.training.runs import (
-    CHECKPOINTS,
     METRICS,
     Run,
     checkpoint_of,
@@ -268,14 +267,14 @@ class TrainingCLI(LightningCLI):
         path = _required(ckpt_path, "predict")
         self._load(path)
         options = self.config.predict
-        output = Path(options.output) if options.output else default_output(_run_of(path))
+        output = Path(options.output) if options.output else default_output(run_folder(path))
         self.outcome = predict_to_file(self.model.network, self._card(), Path(options.images), output)
 
     def _check_data(self) -> None:
         """Refuse data that the network, or the run that is evaluated, does not fit."""
         checkpoint = None if self.subcommand == "fit" else self.config[str(self.subcommand)].ckpt_path
-        if checkpoint and (_run_of(Path(checkpoint)) / CARD).is_file():
-            check_classes(ModelCard.read(_run_of(Path(checkpoint))), self.facts)
+        if checkpoint and (run_folder(Path(checkpoint)) / CARD).is_file():
+            check_classes(ModelCard.read(run_folder(Path(checkpoint))), self.facts)
         check_match(self.model.network, self.facts)
 
     def _load(self, path: Path) -> None:
@@ -368,12 +367,6 @@ class TrainingCLI(LightningCLI):
                 f"and --ckpt_path last --run {self.run.folder.name}."
             )
         return "Interrupted before the first checkpoint; start again."
-
-
-def _run_of(checkpoint: Path) -> Path:
-    """The folder of the run that a checkpoint belongs to, or where it lies."""
-    folder = checkpoint.parent
-    return folder.parent if folder.name == CHECKPOINTS else folder
 
 
 def _is_first_process() -> bool:
