@@ -214,6 +214,10 @@ def test_starts():
         GaussianStart(-1.0)
     with pytest.raises(ConfigError, match="can only be a shift"):
         Conv2d(3, 3, groups=3, norm=Orthogonal())
+    with pytest.raises(ConfigError, match="moves nothing; use another `norm`"):
+        Conv2d(6, 3, groups=3, norm=ShiftIsometry())
+    with pytest.raises(ConfigError, match="needs a start of full rank"):
+        Dense(3, 3, norm=ShiftIsometry(), start=GaussianStart(0.0))
 
 
 def test_the_stored_norm_stays_near_the_ceiling_and_the_function_what_it_is():
