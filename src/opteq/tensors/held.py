@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import fields, replace
+from functools import cache
 from typing import Any, Self
 
 from torch import Tensor
@@ -26,20 +27,22 @@ class HoldsTensors:
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor that the object depends on differentiably."""
-        return tuple(t for name in self._names() for t in _held(getattr(self, name)))
+        return tuple(t for name in _names(type(self)) for t in _held(getattr(self, name)))
 
     def with_tensors(self, tensors: tuple[Tensor, ...]) -> Self:
         """The same object with other values of `tensors`."""
         rest = iter(tensors)
-        values = {name: _filled(getattr(self, name), rest) for name in self._names()}
+        values = {name: _filled(getattr(self, name), rest) for name in _names(type(self))}
         return replace(self, **values)  # type: ignore[type-var]
 
     def detach(self) -> Self:
         """The same object cut off from the autograd graph."""
         return self.with_tensors(tuple(t.detach() for t in self.tensors))
 
-    def _names(self) -> tuple[str, ...]:
-        return tuple(f.name for f in fields(self) if f.init and not f.metadata.get("constant"))  # type: ignore[arg-type]
+
+@cache
+def _names(kind: type[HoldsTensors]) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(kind) if f.init and not f.metadata.get("constant"))  # type: ignore[arg-type]
 
 
 def _held(value: Any) -> tuple[Tensor, ...]:
