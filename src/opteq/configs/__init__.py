@@ -37,10 +37,16 @@ class Preset:
     parameters: int
     expected: str
 
+    @property
+    def measured(self) -> bool:
+        """Whether the result is one of this package."""
+        return not self.expected.startswith("not measured")
+
 
 def presets() -> list[Preset]:
-    """All packaged configurations, by name."""
-    return [_read(name, path) for name, path in sorted(packaged(__name__).items())]
+    """All packaged configurations: those with a measured result, then the others, each by name."""
+    read = [_read(name, path) for name, path in packaged(__name__).items()]
+    return sorted(read, key=lambda preset: (not preset.measured, preset.name))
 
 
 def resolve_config(name_or_file: str) -> Path:
