@@ -49,7 +49,7 @@ class ModelCard:
         Raises:
             ConfigError: There is none, or it is damaged.
         """
-        path = _folder(run) / CARD
+        path = folder_of(run) / CARD
         if not path.is_file():
             raise ConfigError(
                 f"{run} holds no trained model ({CARD}); give the folder of a finished run, or the name of"
@@ -106,7 +106,7 @@ def load(run: str | Path, trust: bool = False) -> nn.Module:
         ConfigError: The folder holds no model, the model is damaged, or of a class that is not trusted.
     """
     check(isinstance(run, str | Path), "run", run, "the folder of a run, such as 'runs/digits'")
-    folder = _folder(run)
+    folder = folder_of(run)
     network = build(ModelCard.read(folder).network, trust)
     if not isinstance(network, nn.Module):
         raise ConfigError(f"{folder / CARD} does not describe a network.")
@@ -126,7 +126,7 @@ def pretrained() -> list[str]:
     return sorted(path.parent.name for path in _PRETRAINED.glob(f"*/{CARD}"))
 
 
-def _folder(run: str | Path) -> Path:
-    """A folder of one's own comes before a pretrained network of its name."""
+def folder_of(run: str | Path) -> Path:
+    """The folder of a run, or of a pretrained network; one's own comes before a network of its name."""
     folder = Path(run)
     return _PRETRAINED / folder if not folder.exists() and str(run) in pretrained() else folder
