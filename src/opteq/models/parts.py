@@ -36,9 +36,18 @@ def complete(network: Any, in_channels: int, classes: int) -> None:
     _fill(network, in_channels=in_channels, classes=classes)
     parts = network.get("init_args") or {}
     stem, body, head = (parts.get(name) for name in ("stem", "body", "head"))
-    channels = _fill(stem, in_channels=in_channels, channels=None)
+    channels = in_channels
+    for stage in _stages(stem):
+        channels = _fill(stage, in_channels=channels, channels=None)
     _fill(body, channels=channels)
     _fill(head, channels=channels, classes=classes)
+
+
+def _stages(stem: Any) -> list[Any]:
+    """The stem, or if it is a `Stack` the modules in it, which read one another's channels."""
+    if stem is None or "class_path" not in stem:
+        return [stem]
+    return (stem.get("init_args") or {}).get("modules") or [stem]
 
 
 def fill_channels(data: Any, network: Any) -> None:
