@@ -349,11 +349,9 @@ class TestPresets:
     def test_what_was_measured_comes_first(self, opteq):
         _, out, _ = opteq("presets")
         results = re.findall(r"^ +[\d,]+ parameters; (not measured)?", out, re.MULTILINE)
-        assert (
-            len(results) == len(presets())
-            and results == sorted(results)
-            and set(results) == {"", "not measured"}
-        )
+        assert len(results) == len(presets())
+        assert results == sorted(results)
+        assert set(results) == {"", "not measured"}
 
     @pytest.mark.parametrize("preset", presets(), ids=lambda preset: preset.name)
     def test_the_number_of_parameters_is_true(self, preset):

@@ -283,6 +283,15 @@ def test_every_body_shows_its_operators_as_they_act_and_its_units(name):
     assert all(len(row) == len(t.header) for t in tables(record) for row in t.rows)
 
 
+def test_a_share_is_spread_over_all_images():
+    model = network(Unit(CHANNELS, 6))
+    x, labels = images(12), torch.arange(12) % 3
+    for share, kept in ((0.5, slice(None, None, 2)), (0.25, slice(None, None, 4)), (1.0, slice(None))):
+        of_all = study_equilibrium(model, batches(x, labels, 5), share=share)
+        expected = study_equilibrium(model, batches(x[kept], labels[kept], 12))
+        assert (of_all.samples, of_all.accuracy) == (expected.samples, expected.accuracy)
+
+
 def test_learnt_weights_of_skip_connections():
     model = network(body := Deep(CHANNELS, (3, 4, 5), alpha=0.5, learn_alpha=True))
     logits = [-1.0, 0.5, 2.0]

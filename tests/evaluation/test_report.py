@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import opteq.evaluation.record as records
+import opteq.evaluation.report as report
 from opteq.errors import ConfigError
 from opteq.evaluation.page import folded, image, missing, page, section, table, tiles
 from opteq.evaluation.report import write_report
@@ -158,7 +160,7 @@ def test_the_page_says_what_the_equilibrium_is_worth(run, network, data):
     assert stored["full_accuracy"] == pytest.approx(record.accuracy(), abs=1e-12)
     sentence = (
         f"With one evaluation of the map in place of every equilibrium {stored['accuracy'][0]:.2%} of the"
-        f" answers are right, with the equilibrium {stored['full_accuracy']:.2%}"
+        f" answers on 90 test images are right, with the equilibrium {stored['full_accuracy']:.2%}"
     )
     assert sentence in shown.text
     (layer,) = stored["layers"]
@@ -167,6 +169,15 @@ def test_the_page_says_what_the_equilibrium_is_worth(run, network, data):
     assert shown.tags.count("table") == 3
     # 216 numbers on either side: the whole spectrum.
     assert len(layer["spectra"][0]["values"]) == 216
+
+
+def test_a_part_of_a_large_test_set_is_iterated_on(run, network, data, monkeypatch):
+    monkeypatch.setattr(report, "_STUDIED", 30)
+    loader = DataLoader(TensorDataset(data.images, data.labels), 32)
+    monkeypatch.setattr(data, "test_dataloader", lambda: loader)
+    text = Page(write_report(run, network, data)).text
+    assert json.loads((run / "equilibrium.json").read_text())["samples"] == 30
+    assert "answers on 30 test images" in text
 
 
 def test_the_page_says_what_is_missing(run, network, data):

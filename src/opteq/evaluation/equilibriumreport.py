@@ -56,8 +56,8 @@ def worth(record: EquilibriumRecord) -> str:
     lost = record.full_accuracy - record.accuracy[0]
     explanation = (
         f"With one evaluation of the map in place of every equilibrium {record.accuracy[0]:.2%} of the"
-        f" answers are right, with the equilibrium {record.full_accuracy:.2%}: it is worth"
-        f" {100 * lost:.2f} points of accuracy."
+        f" answers on {record.samples:,} test images are right, with the equilibrium"
+        f" {record.full_accuracy:.2%}: it is worth {100 * lost:.2f} points of accuracy."
     )
     figures = [image(figure, text) for _, figure, text in _figures(record)]
     numbers = [table(t.title, t.header, t.rows) for t in tables(record)]

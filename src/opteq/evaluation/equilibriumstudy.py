@@ -155,7 +155,10 @@ class EquilibriumRecord:
 
 
 def study_equilibrium(
-    network: nn.Module, loader: Iterable[Sequence[Tensor]], device: torch.device | str | None = None
+    network: nn.Module,
+    loader: Iterable[Sequence[Tensor]],
+    device: torch.device | str | None = None,
+    share: float = 1.0,
 ) -> EquilibriumRecord:
     """Measure what the equilibria of a network are worth, in eval mode.
 
@@ -166,6 +169,7 @@ def study_equilibrium(
         network: maps images to logits, `(batch, classes)`, or `(batch, classes, height, width)` for scenes.
         loader: batches `(images, labels)`; labels that are negative do not count.
         device: where to run; where the network is unless given.
+        share: of the images that are studied, evenly spread: test sets are often in the order of classes.
 
     Raises:
         ConfigError: if the network calls no equilibrium layer, or no label counts.
@@ -178,7 +182,7 @@ def study_equilibrium(
     hits, known, samples = np.zeros(len(STEPS) + 1), 0, 0
     read = _Squares()
     with evaluating(network, device) as dtype, _own_randomness(device):
-        for images, labels in loader:
+        for images, labels in _spread(loader, share):
             images, labels = images.to(device, dtype), labels.to(device)
             with noting([*names, *linears]) as calls:
                 hits[-1] += _hits(network(images), labels)
@@ -205,6 +209,17 @@ def study_equilibrium(
             tuple(study.record(names[layer], classifier_norm) for layer, study in studies.items()),
             read.root_mean,
         )
+
+
+def _spread(loader: Iterable[Sequence[Tensor]], share: float) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches with this share of their images, evenly spread over all of them."""
+    seen = 0
+    for images, labels in loader:
+        places = torch.arange(seen, seen + len(images) + 1, dtype=torch.float64)
+        chosen = (places * share).ceil().diff() > 0
+        seen += len(images)
+        if chosen.any():
+            yield images[chosen], labels[chosen]
 
 
 class _Study:

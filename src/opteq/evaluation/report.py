@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +25,9 @@ from opteq.plots.overview import draw_overview
 from opteq.plots.relations import draw_correlation, draw_perturbations, draw_relations
 from opteq.plots.samples import draw_samples
 from opteq.system.files import write_beside, write_file, write_json
+
+# Images that equilibria are studied on for the report; `opteq test RUN --equilibrium true` takes all.
+_STUDIED = 1000
 
 
 def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
@@ -59,7 +63,7 @@ def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
     record.save(run_dir / "record.npz")
     studied = ""
     if len(record.traces.images):
-        study = study_equilibrium(network, test_set[0], device)
+        study = study_equilibrium(network, test_set[0], device, _share(test_set[0]))
         write_json(run_dir / JSON, as_json(study))
         studied = worth(study)
         with write_beside(run_dir / "equilibrium.png") as file:
@@ -79,6 +83,14 @@ def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
     path = run_dir / "report.html"
     write_file(path, page(run_dir.resolve().name, subtitle, parts, footer).encode())
     return path
+
+
+def _share(loader: Any) -> float:
+    """The share of the images that a report has the time for, all where their number is not known."""
+    try:
+        return min(1.0, _STUDIED / len(loader.dataset))
+    except (AttributeError, TypeError, ZeroDivisionError):
+        return 1.0
 
 
 def _scores(record: TestRecord) -> dict[str, float]:
