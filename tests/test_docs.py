@@ -14,7 +14,7 @@ from opteq.models.loading import ModelCard, save_network
 from opteq.models.parts import build, complete
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["CONTRIBUTING.md", "docs/index.md", "docs/coming-from-torchdeq.md"]
+PAGES = ["CONTRIBUTING.md", "docs/index.md", "docs/coming-from-torchdeq.md", "docs/rivals.md"]
 
 
 def run_examples(page):

@@ -7,7 +7,7 @@ import importlib, pkgutil, sys
 
 HIDDEN = {
     "captum", "cvxpy", "jsonargparse", "lightning", "matplotlib", "pandas", "PIL", "safetensors", "scipy",
-    "sklearn", "tensorboard", "timm", "torchdeq", "torchmetrics", "torchvision", "yaml",
+    "sklearn", "tensorboard", "timm", "torchdeq", "torchdiffeq", "torchmetrics", "torchvision", "yaml",
 }
 
 class Blocker:

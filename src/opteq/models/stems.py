@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torchvision.models
 from torch import nn
@@ -93,18 +94,26 @@ class ResNetStem(nn.Sequential):
     """
 
     def __init__(self, in_channels: int | None = None, backbone: str = "resnet50", stages: int = 2) -> None:
-        names = [name for name in torchvision.models.list_models(torchvision.models) if "resnet" in name]
-        check_choice("backbone", backbone, names)
         if not 1 <= stages <= _STAGES:
             raise ConfigError(f"Expected from 1 to {_STAGES} `stages`, got {stages}.")
         dilated = backbone not in ("resnet18", "resnet34")
-        network = torchvision.models.get_model(
-            backbone, replace_stride_with_dilation=[False, dilated, dilated]
-        )
-        assert isinstance(network, torchvision.models.ResNet)
+        network = make_resnet(backbone, replace_stride_with_dilation=[False, dilated, dilated])
         first, channels = network.conv1, known("in_channels", in_channels)
         if channels != first.in_channels:
             first = nn.Conv2d(channels, first.out_channels, 7, stride=2, padding=3, bias=False)
         layers = (network.layer1, network.layer2, network.layer3, network.layer4)
         super().__init__(first, network.bn1, network.relu, network.maxpool, *layers[:stages])
         self.in_channels = channels
+
+
+def make_resnet(backbone: str, **options: Any) -> torchvision.models.ResNet:
+    """One of torchvision's ResNets, untrained.
+
+    Raises:
+        ConfigError: for an unknown backbone.
+    """
+    names = [name for name in torchvision.models.list_models(torchvision.models) if "resnet" in name]
+    check_choice("backbone", backbone, names)
+    network = torchvision.models.get_model(backbone, **options)
+    assert isinstance(network, torchvision.models.ResNet)
+    return network

@@ -22,7 +22,14 @@ import opteq.data.digits
 import opteq.data.fashion_mnist
 import opteq.data.folder
 import opteq.data.segmentation
+import opteq.models.baselines.deq
 import opteq.models.baselines.feedforward
+import opteq.models.baselines.hrnet
+import opteq.models.baselines.mdeq
+import opteq.models.baselines.mdeqhead
+import opteq.models.baselines.monotonebody
+import opteq.models.baselines.ode
+import opteq.models.baselines.resnet
 import opteq.models.bodies
 import opteq.models.classifier
 import opteq.models.heads
