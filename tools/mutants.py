@@ -34,7 +34,7 @@ SURVIVED = (0, 5, 33)  # passed, or no test that reaches it
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Plant faults and print those that tests do not notice.")
     parser.add_argument("folders", nargs="*", choices=TESTS, default=list(TESTS))
     parser.add_argument("--count", type=int, default=60, help="faults to plant in each folder")
     parser.add_argument("--seed", type=int, default=0)
