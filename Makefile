@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo test lint types imports unit spec bench docs clean
+.PHONY: help demo test lint types imports unit spec mutants bench docs clean
 .SECONDARY:
 
 help: ## list the targets
@@ -34,6 +34,9 @@ unit: .venv/dev.stamp ## pytest
 spec: .venv/dev.stamp ## the number of tests behind each row of docs/theory.md
 	OMP_NUM_THREADS=1 $(BIN)/python tools/spec.py
 
+mutants: .venv/dev.stamp .venv/mutants.stamp ## faults that tests fail to notice: make mutants FOLDERS=solvers
+	$(BIN)/python tools/mutants.py $(FOLDERS)
+
 bench: .venv/bench.stamp ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks
 
@@ -44,7 +47,7 @@ clean: ## remove the environment and everything that tools leave behind
 	rm -rf .venv build dist site .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 
 # torchvision decides which torch is installed, so it goes first.
-.venv/dev.stamp .venv/bench.stamp .venv/docs.stamp: .venv/train.stamp
+.venv/dev.stamp .venv/bench.stamp .venv/docs.stamp .venv/mutants.stamp: .venv/train.stamp
 
 .venv/%.stamp: pyproject.toml | $(BIN)/pip
 	$(PIP) --editable '.[$*]'

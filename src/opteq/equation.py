@@ -158,6 +158,13 @@ class Equation(HoldsTensors, ABC, Generic[S]):
         """The derivative at `state`; by automatic differentiation unless a map knows better."""
         return AutogradLinearization(self, state)
 
+    def linearize_evaluation(self, state: S) -> Linearization[S]:
+        """The derivative of one evaluation of `T`, for gradients that differentiate a few of them.
+
+        It is `linearize(state)`, unless that is of another map with the same equilibria.
+        """
+        return self.linearize(state)
+
     def reformulate(self, gradient: bool = False) -> Reformulation[S]:
         """How a solve is to go about this equation; for one that is cut off from the graph.
 

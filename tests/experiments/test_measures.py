@@ -13,7 +13,7 @@ from opteq.data.connected import ConnectedPixels, mazes
 from opteq.data.digits import Digits
 from opteq.data.folder import ImageFolder
 from opteq.errors import ConfigError
-from opteq.evaluation.corruptions import CORRUPTIONS
+from opteq.evaluation.corruptions import CORRUPTIONS, corrupted_accuracy
 from opteq.experiments.measures import corruptions, larger_mazes, relative_residual, step_times, subclasses
 from opteq.models.bodies import Coupled
 from opteq.solvers.anderson import Anderson
@@ -82,22 +82,30 @@ def test_times_are_medians_without_the_first(digits, monkeypatch):
     assert found == pytest.approx({"inference_ms": 2, "step_ms": 8, "backward_ms": 5})
 
 
+NETWORKS = {
+    "unit": lambda solver: unit_classifier(1, solver=solver),
+    "branches": lambda solver: branch_classifier(
+        Coupled, 1, channels=4, hidden=[4, 4], widths=[4], solver=solver
+    ),
+    # These iterate on y and give z = W y.
+    "kernel branches": lambda solver: branch_classifier(
+        Coupled, 1, channels=4, hidden=[5, 6], widths=[4], kernel="sigmoid", max_norm=0.7, solver=solver
+    ),
+}
+
+
 @pytest.mark.spec("R7.1")
-@pytest.mark.parametrize("branches", [False, True])
-def test_the_residual_is_that_of_the_map_at_what_the_layer_returns(digits, branches):
+@pytest.mark.parametrize("make", NETWORKS.values(), ids=NETWORKS)
+def test_the_residual_is_that_of_the_map_at_the_state_of_the_layer(digits, make):
     torch.manual_seed(0)
-    solver = Anderson(tol=1e-2)
-    if branches:
-        network = branch_classifier(Coupled, 1, channels=4, hidden=[4, 4], widths=[4], solver=solver).eval()
-    else:
-        network = unit_classifier(1, solver=solver).eval()
+    network = make(Anderson(tol=1e-2)).eval()
     (layer,) = network.equilibrium_layers
     images, _ = next(iter(digits.test_dataloader()))
     with torch.no_grad():
         c = network.stem(images)
-        z = layer(c)
+        z = layer.solve(c).state
         image = layer.map.bind(c)(z)
-    pairs = list(zip(z, image, strict=True)) if branches else [(z, image)]
+    pairs = list(zip(z, image, strict=True)) if isinstance(z, tuple) else [(z, image)]
     change = sum((f - v).flatten(1).square().sum(1) for v, f in pairs).sqrt()
     size = sum(f.flatten(1).square().sum(1) for _, f in pairs).sqrt()
     residual = relative_residual(network, digits)["residual"]
@@ -197,6 +205,14 @@ def test_accuracy_under_corruptions(corrupted):
     expected = [1 - (number % 3) / 10 for number in range(19)]
     assert [scores[name] for name in CORRUPTIONS] == pytest.approx(expected)
     assert scores["corrupted_accuracy"] == pytest.approx(np.mean(expected))
+
+
+@pytest.mark.spec("R7.3")
+def test_accuracy_is_that_of_each_severity(corrupted):
+    # The arrays hold the images of the mildest first; of every third corruption both are not recognised.
+    scores = corrupted_accuracy(ReadPixel(), corrupted, CIFAR10.normalization)
+    for number, name in enumerate(CORRUPTIONS):
+        assert scores[name] == pytest.approx((1 - (number % 3) / 2, 1, 1, 1, 1))
 
 
 def test_missing_and_damaged_corruptions_are_named(corrupted, tmp_path):

@@ -78,3 +78,23 @@ def ring_objective(
                     )
                     total = total + diversity * weight * huber
     return total
+
+
+def sweep_gradients(equation, state, wanted, damping):
+    """Gradients of `Σ ⟨readout, random⟩` through one evaluation, and through the first two terms of a series.
+
+    The adjoint is `g`, or `λ(g + ((1-λ)I + λJᵀ)g)`, by automatic differentiation of the evaluation alone.
+    """
+    leaves = tuple(t.detach().requires_grad_() for t in state)
+    image, read = equation(leaves), equation.readout(leaves)
+    cotangents = tuple(random(*t.shape, seed=i) for i, t in enumerate(read))
+    # What the readout, which is linear, hands to the weights by itself and to the state.
+    own = gradients_of(read, wanted, cotangents)
+    g = gradients_of(read, leaves, cotangents)
+    moved = gradients_of(image, leaves, g)
+    series = [damping * ((2 - damping) * a + damping * b) for a, b in zip(g, moved, strict=True)]
+    return [[a + b for a, b in zip(own, gradients_of(image, wanted, u), strict=True)] for u in (g, series)]
+
+
+def gradients_of(outputs, inputs, cotangents):
+    return torch.autograd.grad(outputs, inputs, cotangents, retain_graph=True, materialize_grads=True)

@@ -34,7 +34,7 @@ from opteq.results import distance, map_state, tensors_of
 from opteq.solvers.base import solve_fixed_point
 from tests.conformance.instances import seeded
 from tests.conformance.reference import jacobian, random, spectral_norm
-from tests.maps.branches import ring_objective
+from tests.maps.branches import ring_objective, sweep_gradients
 
 EXACT = Anderson(tol=1e-12, max_steps=500)
 # `k` and `k'` written out once more.
@@ -270,6 +270,16 @@ def test_cheap_gradients_point_the_right_way(kernel: str, method):
     exact = gradients(module, x, Implicit(1e-12, 300), EXACT)
     for a, b in zip(gradients(module, x, method, EXACT), exact, strict=True):
         assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.8
+
+
+@pytest.mark.spec("R3.3", "R3.4", "R5.3")
+def test_cheap_gradients_of_a_sweep_are_those_of_the_whole_sweep():
+    module, x = model("sigmoid", "tanh", sweep="gauss-seidel"), inputs()
+    x.requires_grad_()
+    one, two = sweep_gradients(module.bind(x), solved(module, x)[1], [x, *module.parameters()], 0.8)
+    for method, expected in ((OneStep(), one), (Phantom(2, 0.8, "neumann"), two)):
+        for a, b in zip(gradients(module, x, method, EXACT), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.spec("R5.5", "R6.1")

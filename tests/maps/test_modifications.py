@@ -146,6 +146,41 @@ def test_an_affine_change_moves_the_fixed_point_by_its_inverse():
     torch.testing.assert_close(change.bind(x)(z), image, rtol=1e-10, atol=1e-11)
 
 
+DIAGONAL = torch.full((1, 2), 0.5**0.5, dtype=torch.float64)
+
+
+def line_changed(matrix: torch.Tensor) -> AffineChange:
+    """`T(z) = 0.64 v⟨v, z⟩ + …`, with `v` the direction halfway between the axes, changed by a matrix."""
+    unit = OptEqUnit(Dense(2, 1), Dense(3, 1), "identity", max_norm=None).double()
+    with torch.no_grad():
+        unit.W.weight.copy_(0.8 * DIAGONAL)
+    return AffineChange(unit, matrix)
+
+
+def test_an_affine_change_contracts_by_the_condition_number_less():
+    # M⁻¹JM = 0.64 (M⁻¹v)(Mv)ᵀ, whose norm is 0.64 (κ + 1/κ)/2 for M = diag(1, κ): beyond 0.64, within 0.64 κ.
+    matrix = torch.diag(torch.tensor([1.0, 1.4], dtype=torch.float64))
+    equation, z = line_changed(matrix).bind(inputs()).detach(), random(4, 2)
+    steepest = torch.linalg.matrix_norm(jacobian(equation, z), 2)
+    torch.testing.assert_close(steepest, torch.full((4,), 0.64 * (1.4 + 1 / 1.4) / 2).double())
+    bounds = torch.stack([equation.contraction().value, equation.contraction(z).value])
+    torch.testing.assert_close(bounds, torch.full((2, 4), 0.64 * 1.4).double())
+    push, pull = equation.rates(iter([1.0]))
+    assert (push, pull) == pytest.approx((0.8, 0.64 * 1.4))
+
+
+@pytest.mark.parametrize("scale", [0.1, 3.0])
+def test_the_distance_bound_of_an_affine_change_is_attained_along_the_line_it_stretches_most(scale):
+    # T pulls v to the fixed point by 0.64, so that Banach's bound is attained there, and M⁻¹v = v/scale.
+    across = torch.tensor([[0.5, -0.5], [-0.5, 0.5]], dtype=torch.float64)
+    matrix = scale * (torch.eye(2, dtype=torch.float64) + 4 * across)
+    change = line_changed(matrix)
+    moves = torch.tensor([0.3, 1.0, -2.0, 1e-2], dtype=torch.float64)
+    z = equilibrium(change, inputs()) + moves[:, None] * DIAGONAL
+    bound = change.bind(inputs()).detach().distance_bound(z).value
+    torch.testing.assert_close(bound, moves.abs(), rtol=1e-7, atol=0)
+
+
 def test_an_affine_change_is_a_prox_in_its_own_metric_only():
     equation = AffineChange(dense_unit(), matrix()).bind(inputs()).detach()
     z = random(4, STATE)

@@ -31,7 +31,7 @@ from opteq.solvers.base import solve_fixed_point
 from opteq.theory.certificates import certify
 from tests.conformance.instances import seeded
 from tests.conformance.reference import random
-from tests.maps.branches import branch_units, ring_objective, single_view
+from tests.maps.branches import branch_units, ring_objective, single_view, sweep_gradients
 
 EXACT = Anderson(tol=1e-12, max_steps=500)
 SIZES = {
@@ -221,6 +221,16 @@ def test_cheap_gradients_point_the_right_way(sweep: str, method):
     exact = gradients(module, x, Implicit(1e-12, 300), EXACT)
     for a, b in zip(gradients(module, x, method, EXACT), exact, strict=True):
         assert torch.nn.functional.cosine_similarity(a.flatten(), b.flatten(), dim=0) > 0.8
+
+
+@pytest.mark.spec("R3.3", "R3.4", "R5.3")
+def test_cheap_gradients_of_a_sweep_are_those_of_the_whole_sweep():
+    module, x = model(*SIZES["two-scales"], "tanh", sweep="gauss-seidel"), inputs(SIZES["two-scales"][0])
+    x.requires_grad_()
+    one, two = sweep_gradients(module.bind(x), solved(module, x)[1], [x, *module.parameters()], 0.8)
+    for method, expected in ((OneStep(), one), (Phantom(2, 0.8, "neumann"), two)):
+        for a, b in zip(gradients(module, x, method, EXACT), expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.spec("R5.5")

@@ -101,6 +101,19 @@ def test_one_step_is_the_formula():
         torch.testing.assert_close(sam.blend(k, z, image), expected, rtol=1e-12, atol=1e-13)
 
 
+@pytest.mark.spec("R4.3")
+@pytest.mark.parametrize(("L", "gamma", "eta"), [(0.5, 1.0, 0.25), (0.02, 25.0, 0.01), (3.0, 1 / 6, 0.5)])
+def test_step_lengths_follow_the_lipschitz_constant(L, gamma, eta):
+    # Theorem 5: γ = 1/(2L), η = min(√(2L), L/2, ½).
+    matrix = L**0.5 * torch.diag(torch.tensor([1.0, 0.1], dtype=torch.float64))
+    function = Quadratic(matrix, torch.zeros(1, 2, dtype=torch.float64))
+    assert function.lipschitz == pytest.approx(L)
+    z, image = random(1, 2), random(1, 2, seed=1)
+    beta, lam = eta * 4**-0.5, eta * 4**-0.2
+    expected = beta * ((1 - gamma * lam) * z - gamma * function.gradient(z)) + (1 - beta) * image
+    torch.testing.assert_close(SAM(function).blend(4, z, image), expected, rtol=1e-12, atol=1e-13)
+
+
 @pytest.mark.spec("R4.3", "R3.5")
 @pytest.mark.parametrize(
     "sam",

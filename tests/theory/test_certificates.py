@@ -1,3 +1,5 @@
+import math
+
 import pytest
 import torch
 
@@ -23,6 +25,7 @@ from opteq import (
 from opteq.errors import ConfigError, NonFiniteError
 from opteq.maps.optequnit import OptEqEquation
 from opteq.results import norm
+from tests.conformance.reference import random
 from tests.networks import preset_network
 
 
@@ -139,6 +142,37 @@ def test_kernel_maps_are_certified_beyond_contraction():
     assert (distance > 1e-6).any()
     assert (distance <= certificate.distance.value).all()
     assert torch.isfinite(certificate.distance.value).all()
+
+
+@pytest.mark.spec("R6.4")
+@pytest.mark.parametrize(
+    ("s", "activation", "factor"),
+    # 1 + s/(1 - 2e^{-3/2}s), or 1/(1 - L_σ s) where that is less.
+    [
+        (0.9, "relu", 1 + 0.9 / (1 - 1.8 * math.exp(-1.5))),
+        (1.5, "relu", 1 + 1.5 / (1 - 3 * math.exp(-1.5))),
+        (1.5, "sigmoid", 1 / (1 - 1.5 / 4)),
+    ],
+)
+def test_the_distance_bound_of_a_kernel_map_by_hand(s, activation, factor):
+    U = Dense(2, 3)
+    unit = GaussianMap(Dense(3, 3), U, gamma=0.4, activation=activation, max_norm=None).double()
+    with torch.no_grad():
+        unit.W.weight.copy_(s**0.5 * torch.eye(3))
+    equation = unit.bind(random(4, 2)).detach()
+    y = random(4, 3, seed=1)
+    expected = factor * (equation(y) - y).norm(dim=1)
+    torch.testing.assert_close(equation.distance_bound(y).value, expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.spec("R6.4")
+def test_no_distance_bound_of_a_kernel_map_beyond_its_limit():
+    # s = 2.25 is above e^{3/2}/2 = 2.2408.
+    unit = GaussianMap(Dense(3, 3), Dense(2, 3), gamma=0.4, max_norm=None).double()
+    y = random(4, 3, seed=1)
+    with torch.no_grad():
+        unit.W.weight.copy_(2.25**0.5 * torch.eye(3))
+    assert torch.isinf(unit.bind(random(4, 2)).distance_bound(y).value).all()
 
 
 @pytest.mark.spec("R6.4")

@@ -163,6 +163,14 @@ def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary():
 
 
 @pytest.mark.spec("R1.1")
+def test_without_a_linear_last_stage_the_radius_is_attained_by_logits_that_move_as_the_input_does():
+    x = torch.tensor([[3.0, 1.0, -2.0], [0.5, 0.5, 4.0]], dtype=torch.float64)
+    # The planes where two coordinates are equal.
+    expected = torch.tensor([2.0, 3.5], dtype=torch.float64) / 2**0.5
+    torch.testing.assert_close(robust_radius(nn.Sequential(nn.Flatten(), nn.Identity()), x), expected)
+
+
+@pytest.mark.spec("R1.1")
 def test_the_radius_is_attained_on_the_line():
     # z = w(w z + u x), so that z = w u x / (1 - w²) and the logits differ by 2 z - 1.
     unit = OptEqUnit(Dense(1, 1), Dense(1, 1), "identity").double()

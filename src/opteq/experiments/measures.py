@@ -52,7 +52,7 @@ def step_times(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
 
 
 def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
-    """`residual`: mean of `‖T(z) - z‖ / ‖T(z)‖` at what the first equilibrium layer returns, on a test batch.
+    """`residual`: mean of `‖T(z) - z‖ / ‖T(z)‖` at the state of the first equilibrium layer, on a test batch.
 
     It is found by evaluating the map once more, whatever the layer reports of itself. A network without
     such a layer has none.
@@ -63,8 +63,8 @@ def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, fl
         if call is None:
             return {}
         layer, x = call
-        value = layer(x)
-        return {"residual": float(relative_change(value, layer.map.bind(x)(value)).mean())}
+        state = layer.solve(x).state
+        return {"residual": float(relative_change(state, layer.bind(x)(state)).mean())}
 
 
 @torch.no_grad()

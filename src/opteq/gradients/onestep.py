@@ -15,8 +15,9 @@ from opteq.results import State
 class OneStep(AdjointMethod):
     """Differentiate one application of `T` at the equilibrium, or Jacobian-free (Fung et al. 2022).
 
-    The cheapest approximation: the adjoint `u = g + Jᵀu` is replaced by `u = g`.
+    The cheapest approximation: the adjoint `u = g + Jᵀu` is replaced by `u = g`. Where an evaluation goes
+    through branches one after the other, what is differentiated is the whole sweep.
     """
 
     def pullback(self, equation: Equation, state: State, cotangent: State, report: Report) -> Gradients:
-        return equation.linearize(state).pullback(cotangent)
+        return equation.linearize_evaluation(state).pullback(cotangent)

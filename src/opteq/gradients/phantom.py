@@ -48,7 +48,7 @@ class Phantom(AdjointMethod):
             return torch.autograd.grad(tensors_of(z), leaves, tensors_of(cotangent), allow_unused=True)
 
     def _neumann(self, equation: Equation, state: State, cotangent: State) -> Gradients:
-        linearization = equation.linearize(state)
+        linearization = equation.linearize_evaluation(state)
         term = total = cotangent
         for _ in range(self.steps - 1):
             term = map_state(self._blend, term, linearization.vjp(term))

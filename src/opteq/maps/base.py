@@ -168,7 +168,7 @@ def bind_to(
     Raises:
         ShapeError: if the operator does not keep the spatial size, or needs one that there is not.
     """
-    if injection.dim() < 2 + len(operator.sides):
+    if injection.dim() != 2 + len(operator.sides):
         expected = ", ".join(("batch", str(operator.out_channels), *operator.sides))
         raise ShapeError(f"Expected `U` to give ({expected}) as `W` does, got {tuple(injection.shape)}.")
     bound = operator.bind((operator.in_channels, *injection.shape[2:]), ceiling, error)

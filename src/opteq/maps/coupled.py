@@ -16,6 +16,7 @@ from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, check_branches, expect_operator
 from opteq.maps.kernel import KernelMap
 from opteq.maps.optequnit import OptEqUnit
+from opteq.maps.watch import Watch
 from opteq.objectives.coupling import HeritageDiversity, check_channels
 from opteq.operators.base import LinearOperator
 from opteq.options import check, check_choice, check_flag, check_kind, is_number
@@ -91,8 +92,9 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
         self.units: list[Unit] = nn.ModuleList(units)  # type: ignore[assignment]
         self.coupling, self.sweep = coupling, sweep
         self.perturbation, self.perturb_at_inference = float(perturbation), perturb_at_inference
-        # Whether q < 1 is imposed by the ceilings of the units, or was looked at once.
+        # Whether q < 1 is imposed by the ceilings of the units, so that there is no need to look at it.
         self.uniqueness_checked = self._strength(self._ceilings()) < 1
+        self._watch = Watch()
         if coupling is not None and coupling.hard:
             warnings.warn(
                 "With tau=0 the map jumps and in general has no fixed point: solves stall, near a residual of"
@@ -157,19 +159,17 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
                 assert isinstance(x, Tensor)
                 seen = x - self._perturbation(unit, bound[-1], x)
         first = tuple(t for equation in bound for t in tensors_of(equation.first_iterate()))
-        if not self.uniqueness_checked:
+        if not self.uniqueness_checked and self._watch.notices(self.training, lambda: self._q(first) >= 1):
             self.check_uniqueness(first)
         return bound, first
 
     def check_uniqueness(self, state: State) -> float:
         """`q` on states shaped like `state`, the ceilings applied; warns if it is not below 1.
 
-        `bind` calls this once where the ceilings alone do not keep it there. Set `uniqueness_checked`
-        to spare it.
+        `bind` calls this where the ceilings alone do not keep it there and it no longer is. It looks at it in
+        eval mode and every twentieth time in training. Set `uniqueness_checked` to spare that.
         """
-        self.uniqueness_checked = True
-        pairs = zip(self.units, tensors_of(state), strict=True)
-        q = self._strength(self._ceilings(), [unit.W.norm(tuple(z.shape[1:])).item() for unit, z in pairs])
+        q = self._q(state)
         if q >= 1:
             assert self.coupling is not None
             cure = "`normalise`, a `max_norm` and a kernel of bounded curvature."
@@ -184,6 +184,10 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
                 stacklevel=4,
             )
         return q
+
+    def _q(self, state: State) -> float:
+        pairs = zip(self.units, tensors_of(state), strict=True)
+        return self._strength(self._ceilings(), [unit.W.norm(tuple(z.shape[1:])).item() for unit, z in pairs])
 
     @abstractmethod
     def hidden(self, unit: Unit, equation: Equation) -> Tensor:

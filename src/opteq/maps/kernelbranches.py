@@ -11,6 +11,7 @@ from torch import Tensor
 
 from opteq.activations import Activation
 from opteq.equation import (
+    AutogradLinearization,
     Equation,
     Gradients,
     Linearization,
@@ -168,6 +169,9 @@ class KernelBranchesEquation(Equation):
 
     def linearize(self, state: State) -> KernelBranchesLinearization:
         return KernelBranchesLinearization(self, state)
+
+    def linearize_evaluation(self, state: State) -> Linearization:
+        return AutogradLinearization(self, state) if self.sequential else self.linearize(state)
 
     def distance_bound(self, state: State) -> Certificate:
         """`(batch,)` bound on `‖z - z*‖` of the readout `z = W y`, infinite unless `q < 1`.

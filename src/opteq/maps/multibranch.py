@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from opteq.equation import (
+    AutogradLinearization,
     Equation,
     Gradients,
     Linearization,
@@ -203,6 +204,9 @@ class MultiBranchEquation(Equation):
 
     def linearize(self, state: State) -> Linearization:
         return _MultiBranchLinearization(self, state)
+
+    def linearize_evaluation(self, state: State) -> Linearization:
+        return AutogradLinearization(self, state) if self.sequential else self.linearize(state)
 
 
 class _MultiBranchLinearization(Linearization):

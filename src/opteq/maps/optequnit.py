@@ -21,6 +21,7 @@ from opteq.equation import (
     symmetric_psd,
 )
 from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, expect_operator
+from opteq.maps.watch import Watch
 from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
 from opteq.options import check_positive
@@ -73,8 +74,9 @@ class OptEqUnit(EquilibriumMap):
         self.injection = Injection(U, W.out_channels, bias)
         self.activation = get_activation(activation)
         self.mu, self.max_norm = float(mu), max_norm
-        # Whether the norm that Theorem 1 asks for is imposed, or was looked at once.
+        # Whether the norm that Theorem 1 asks for is imposed, so that there is no need to look at it.
         self.norm_checked = W.kept_norm(max_norm) <= self.largest_norm
+        self._watch = Watch()
 
     @property
     def largest_norm(self) -> float:
@@ -88,7 +90,7 @@ class OptEqUnit(EquilibriumMap):
     def bind(self, x: State, error: float = 0.0) -> OptEqEquation:
         c = self.injection(x, error)
         W = bind_to(self.W, c, self.max_norm, error)
-        if not self.norm_checked:
+        if not self.norm_checked and self._watch.notices(self.training, lambda: self._exceeds(W.domain)):
             self.check_norm(W.domain)
         kept = self.W.kept_norm(self.max_norm) <= self.largest_norm
         return OptEqEquation(c, W, self.activation, self.mu, kept)
@@ -96,11 +98,11 @@ class OptEqUnit(EquilibriumMap):
     def check_norm(self, shape: tuple[int, ...]) -> float:
         """`‖W‖₂` on states of `shape` (without the batch), as it is kept; warns if it is too large.
 
-        `bind` calls this once for a unit without a sufficient ceiling. Set `norm_checked` to spare it.
+        `bind` calls this where a unit without a sufficient ceiling has come to exceed it, and looks at the
+        norm in eval mode and every twentieth time in training. Set `norm_checked` to spare that.
         """
-        self.norm_checked = True
-        norm = min(self.W.norm(shape).item(), self.W.kept_norm(self.max_norm))
-        if norm > self.largest_norm * (1 + 1e-6):
+        norm = self._norm(shape)
+        if self._exceeds(shape):
             warnings.warn(
                 f"‖W‖₂ = {norm:.4g} exceeds √(μ/L_σ) = {self.largest_norm:.4g}: the unit is no proximal"
                 " operator and need not have an equilibrium; set `max_norm` or scale `W` down.",
@@ -108,6 +110,12 @@ class OptEqUnit(EquilibriumMap):
                 stacklevel=3,
             )
         return norm
+
+    def _exceeds(self, shape: tuple[int, ...]) -> bool:
+        return self._norm(shape) > self.largest_norm * (1 + 1e-6)
+
+    def _norm(self, shape: tuple[int, ...]) -> float:
+        return min(self.W.norm(shape).item(), self.W.kept_norm(self.max_norm))
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}, mu={self.mu}, max_norm={self.max_norm}"

@@ -2,40 +2,25 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
-from typing import Self
+import math
+from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
+from torch.func import functional_call
 
-from opteq.activations import Activation, Identity, of_module
-from opteq.errors import ConfigError
+from opteq.activations import Activation
 from opteq.layer import EquilibriumLayer
 from opteq.maps.chain import ChainEquation
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.optequnit import OptEqUnit
+from opteq.models.feedforward import Shape, kept_shapes, read_layers, shapes_for
 from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
-from opteq.operators.conv import Conv2d
-from opteq.operators.dense import Dense
 from opteq.operators.norms.base import Weights
 from opteq.options import check_kind
 from opteq.solvers.picard import Picard
-
-_PASSED_OVER = nn.Dropout | nn.Dropout2d | nn.Identity
-_KEPT_IN_HEAD = (
-    nn.Linear
-    | nn.Conv2d
-    | nn.Flatten
-    | nn.AvgPool2d
-    | nn.AdaptiveAvgPool2d
-    | nn.MaxPool2d
-    | nn.AdaptiveMaxPool2d
-)
 
 
 class Slots(LinearOperator):
@@ -50,7 +35,8 @@ class Slots(LinearOperator):
         sides: names of the dimensions after the channels.
         own: the slot that the layer writes to.
         read: the slot of the layer before; None for a layer that reads nothing.
-        operator: `A`, between those slots; None together with `read`.
+        linear: `A`, a linear module between those slots, whose entries are of one sign where it has no
+            weights; None together with `read`.
     """
 
     def __init__(
@@ -59,94 +45,124 @@ class Slots(LinearOperator):
         sides: tuple[str, ...],
         own: slice,
         read: slice | None = None,
-        operator: LinearOperator | None = None,
+        linear: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.in_channels, self.out_channels, self.sides = channels, own.stop - own.start, sides
-        self.own, self.read, self.operator = own, read, operator
-
-        self.weight_count = 0 if operator is None else operator.weight_count
+        self.own, self.read, self.linear = own, read, linear
+        self.weight_count = len(self.weights)
 
     @property
     def weights(self) -> Weights:
-        return () if self.operator is None else self.operator.weights
+        return () if self.linear is None else tuple(self.linear.parameters())
 
     def act(self, weights: Weights, domain: tuple[int, ...], error: float) -> BoundSlots:
-        inner = None
-        if self.operator is not None and self.read is not None:
-            part = (self.read.stop - self.read.start, *domain[1:])
-            inner = self.operator.act(weights, part, error)
-        return BoundSlots(weights, domain, error, self._memo, self.own, self.read, inner)
+        return BoundSlots(weights, domain, error, self._memo, self.own, self.read, self.linear)
 
 
 @dataclass(frozen=True, eq=False)
 class BoundSlots(BoundOperator):
-    """`z ↦ A z[read] + z[own]`, with `A` as `inner`."""
+    """`z ↦ A z[read] + z[own]`, with the `tensors` in place of the weights of `linear`, the module of `A`."""
 
     own: slice
     read: slice | None
-    inner: BoundOperator | None
+    linear: nn.Module | None
 
     def __call__(self, x: Tensor) -> Tensor:
         own = x[:, self.own]
-        return own.clone() if self.inner is None else own + self.inner(x[:, self.read])
+        return own.clone() if self.read is None else own + self._apply(x[:, self.read])
 
     def adjoint(self, y: Tensor) -> Tensor:
         x = y.new_zeros(len(y), self.domain[0], *y.shape[2:])
         x[:, self.own] = y
-        if self.inner is not None:
-            x[:, self.read] = self.inner.adjoint(y)
+        if self.read is not None:
+            x[:, self.read] = self._transposed(y)
         return x
 
     def weight_gradient(self, *pairs: tuple[Tensor, Tensor]) -> Weights:
-        if self.inner is None:
+        if not self.tensors:
             return ()
-        return self.inner.weight_gradient(*((x[:, self.read], y) for x, y in pairs))
 
-    def with_tensors(self, tensors: Weights) -> Self:
-        inner = None if self.inner is None else self.inner.with_tensors(tensors)
-        return replace(self, tensors=tensors, inner=inner)
+        leaves = tuple(t.detach().requires_grad_() for t in self.tensors)
+        with torch.enable_grad():
+            images = [self.with_tensors(leaves)._apply(x[:, self.read].detach()) for x, _ in pairs]
+        return torch.autograd.grad(images, leaves, [y for _, y in pairs])
 
     @property
     def codomain(self) -> tuple[int, ...]:
         return (self.own.stop - self.own.start, *self.domain[1:])
 
     def quick_norm_bound(self) -> Tensor:
-        """`√(1 + ‖A‖²)`, since `WWᵀ = I + AAᵀ`."""
-        if self.inner is None:
+        """`√(1 + rc)`, since `WWᵀ = I + AAᵀ`, and `‖A‖² ≤ rc` by the Schur test.
+
+        `r` and `c` are the largest sums of a row and of a column of a matrix that is at least `|A|`: that of
+        the magnitudes of the weights.
+        """
+        if self.read is None:
             return torch.ones((), dtype=torch.float64)
-        return (1 + self.inner.quick_norm_bound().square()).sqrt()
+        magnitudes = self.with_tensors(tuple(t.double().abs() for t in self.tensors))
+        device = self.tensors[0].device if self.tensors else None
+        ones = torch.ones(1, *self._read_shape, dtype=torch.float64, device=device)
+        rows = magnitudes._apply(ones)
+        columns = magnitudes._transposed(torch.ones_like(rows))
+        return (1 + rows.max() * columns.max()).sqrt() * (1 + 1e-12)
+
+    @property
+    def _read_shape(self) -> tuple[int, ...]:
+        assert self.read is not None
+        return (self.read.stop - self.read.start, *self.domain[1:])
+
+    def _apply(self, h: Tensor) -> Tensor:
+        """`A h`."""
+        assert self.linear is not None
+        names = (name for name, _ in self.linear.named_parameters())
+        return functional_call(self.linear, dict(zip(names, self.tensors, strict=True)), (h,))
+
+    def _transposed(self, y: Tensor) -> Tensor:
+        """`Aᵀ y`, the derivative of `⟨y, A h⟩`."""
+        recorded = torch.is_grad_enabled()
+        with torch.inference_mode(False), torch.enable_grad():
+            h = y.new_zeros(len(y), *self._read_shape).requires_grad_()
+            image = self._apply(h)
+            # Autocast may make it of another dtype.
+            return torch.autograd.grad(image, h, y.to(image.dtype), create_graph=recorded)[0]
 
 
-class Nothing(nn.Module):
-    """`U = 0`: the injection of a layer that sees the input through its predecessors only.
+class Constant(nn.Module):
+    """`U x = b`: the injection of a layer that sees the input through its predecessors only.
 
     Args:
-        channels: of the zeros.
+        shape: of what the layer gives.
+        bias: `b`, one number per channel, or along the last dimension; None for zeros.
+        last: whether it is along the last dimension, as in `nn.Linear`.
     """
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, shape: Shape, bias: nn.Parameter | None = None, last: bool = False) -> None:
         super().__init__()
-        self.channels = channels
+        self.shape, self.bias, self.last = shape, bias, last
 
     def forward(self, x: Tensor) -> Tensor:
-        return x.new_zeros(len(x), self.channels, *x.shape[2:])
+        sizes = (x.shape[place] if n is None else n for place, n in enumerate(self.shape, start=1))
+        zeros = x.new_zeros(len(x), *sizes)
+        if self.bias is None:
+            return zeros
+        return zeros + (self.bias if self.last else self.bias.view(-1, *[1] * (len(self.shape) - 1)))
 
     def lipschitz(self, x: Tensor) -> float:
         """The constant of a constant map."""
         return 0.0
 
 
-def from_feedforward(network: nn.Module) -> ConvertedClassifier:
-    """A deep OptEq with the outputs of a feed-forward network (Xie et al. 2022, Lemma 2).
+def from_feedforward(network: nn.Module, x: Tensor | None = None) -> ConvertedClassifier:
+    """A deep OptEq with the outputs of a feed-forward network in eval mode (Xie et al. 2022, Lemma 2).
 
     The network is an `nn.Sequential`, nested if you like, of
 
-    - an optional `Flatten`,
-    - layers, all of them `Linear` or all of them `Conv2d` of stride 1 that keep height and width, each
-      with an activation (none means the identity): ReLU, LeakyReLU, ELU, Tanh, Sigmoid, Softplus,
-      Softshrink or Hardtanh,
-    - after the last activation, a head of `Flatten`, pooling, `Linear` and `Conv2d`, kept as it is.
+    - affine layers: `Linear`, `Conv2d` and `ConvTranspose2d` with all of their options, batch norm in eval
+      mode, average pooling, zero, reflection, replication and circular padding, `Flatten` and `Unflatten`,
+    - activations: ReLU, LeakyReLU, ELU, Tanh, Sigmoid, Softplus, Softshrink or Hardtanh,
+    - a head, after the last activation: affine layers and max pooling. It is kept as it is. A network without
+      activations has none; its layers are converted.
 
     Each layer `h_l = σ_l(A_l h_{l-1} + b_l)` becomes a unit with `α = 1` whose `W_l` reads slot `l-1` of
     the state through `A_l` and its own slot as it is, so that `W_l W_{l-1}ᵀ = A_l`. The first layer
@@ -154,50 +170,62 @@ def from_feedforward(network: nn.Module) -> ConvertedClassifier:
     state, so that `T` does not depend on `z` and its equilibrium is reached in one evaluation, however
     large the norms; for norms above 1 the units are no proximal operators.
 
-    The weights are copied and can be trained. Dropout is passed over, as in eval mode.
+    The weights are copied and can be trained; a batch norm becomes a learned scale and shift of each channel.
+
+    Args:
+        network: the network, in eval mode if it has dropout or batch norm.
+        x: an input, of which only the shape matters. With it the state is a vector, and inputs are of that
+            shape. Without, images may be of any size, and all layers, up to the last activation, have to be
+            `Linear`, or all of them `Conv2d` that keep height and width, each with or without a batch norm
+            and an activation. A `Flatten` may come before the first `Linear`.
 
     Raises:
         ConfigError: if a part cannot be converted; the message names it.
     """
     check_kind(nn.Module, "network", network, "a torch module")
-    stem, layers, head = _read(network)
-    sides = layers[0].operator.sides
-    widths = [1, *(layer.operator.out_channels for layer in layers)]
+    layers, head = read_layers(network)
+    shapes = kept_shapes(layers) if x is None else shapes_for(layers, x)
+    # A vector, or the sides of the input: what the state has behind its channels.
+    flat, kept = x is not None, () if x is not None else shapes[0][1:]
+    widths = [1, *(math.prod(shape) if flat else shape[0] for shape in shapes)]  # type: ignore[arg-type]
     ends = list(accumulate(widths))
     slots = [slice(end - width, end) for end, width in zip(ends, widths, strict=True)]
-    state = ends[-1]
+    state, sides = ends[-1], ("H", "W")[: len(kept)]
 
-    forget = OptEqUnit(Slots(state, sides, slots[0]), Nothing(1), bias=False, max_norm=None)
-    units = [forget]
-    for index, layer in enumerate(layers, start=1):
-        if index == 1:
-            W, U = Slots(state, sides, slots[1]), layer.operator
+    units = [_unit(Slots(state, sides, slots[0]), Constant((1, *kept)))]
+    for index, (layer, shape) in enumerate(zip(layers, shapes, strict=True)):
+        modules = layer.modules
+        flattened = [nn.Flatten()] if flat else []
+        if index == 0:
+            W, U = Slots(state, sides, slots[1]), nn.Sequential(*modules, *flattened)
         else:
-            W = Slots(state, sides, slots[index], slots[index - 1], layer.operator)
-            U = Nothing(widths[index])
-        unit = OptEqUnit(W, U, layer.activation, bias=False, max_norm=None)
-        unit.injection.bias = layer.bias
-        unit.norm_checked = True  # the equilibrium exists whatever the norms
-        units.append(unit)
+            constant = Constant(shape, *_without_bias(modules[-1]))
+            unflattened = [nn.Unflatten(1, shapes[index - 1])] if flat else []  # type: ignore[arg-type]
+            linear = nn.Sequential(*unflattened, *modules, *flattened)
+            W = Slots(state, sides, slots[index + 1], slots[index], linear)
+            U = nn.Sequential(constant, *flattened)
+        units.append(_unit(W, U, layer.activation))
     equilibrium = EquilibriumLayer(DeepOptEq(units, alpha=1.0), Picard())
-    return ConvertedClassifier(stem, equilibrium, slots[1:], head).train(network.training)
+    features = shapes[-1] if flat else shapes[-1][:1]
+    converted = ConvertedClassifier(equilibrium, slots[1:], features, head)  # type: ignore[arg-type]
+    return converted.train(network.training)
 
 
 class ConvertedClassifier(nn.Module):
     """A deep OptEq that computes what a feed-forward network does; see `from_feedforward`.
 
     Attributes:
-        stem: what came before the first layer.
-        equilibrium: the equilibrium layer.
+        equilibrium: the equilibrium layer, on what the network takes.
         slots: the channels of its state that belong to each layer of the network.
         head: what came after the last activation.
     """
 
     def __init__(
-        self, stem: nn.Module, equilibrium: EquilibriumLayer, slots: list[slice], head: nn.Module
+        self, equilibrium: EquilibriumLayer, slots: list[slice], shape: tuple[int, ...], head: nn.Module
     ) -> None:
         super().__init__()
-        self.stem, self.equilibrium, self.slots, self.head = stem, equilibrium, slots, head
+        self.equilibrium, self.slots, self.head = equilibrium, slots, head
+        self._shape = shape  # what the channels of the last slot are to the head
 
     @property
     def equilibrium_layers(self) -> list[EquilibriumLayer]:
@@ -210,7 +238,7 @@ class ConvertedClassifier(nn.Module):
         One per layer of the network, whose activation is in `z_k[:, slots[k]]`; the last state is the
         equilibrium.
         """
-        equation = self.equilibrium.bind(self.stem(x))
+        equation = self.equilibrium.bind(x)
         assert isinstance(equation, ChainEquation)
         *states, start = equation.blocks(equation.initial())
         # The first unit only forgets.
@@ -218,112 +246,22 @@ class ConvertedClassifier(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         """The activations of the network's last layer."""
-        return self.equilibrium(self.stem(x))[:, self.slots[-1]]
+        return self.equilibrium(x)[:, self.slots[-1]].unflatten(1, self._shape)
 
     def forward(self, x: Tensor) -> Tensor:
         """The output of the network."""
         return self.head(self.features(x))
 
 
-@dataclass(frozen=True)
-class _Layer:
-    """`h ↦ σ(A h + b)`."""
-
-    operator: Dense | Conv2d
-    bias: nn.Parameter | None
-    activation: Activation
+def _unit(W: Slots, U: nn.Module, activation: Activation | str = "relu") -> OptEqUnit:
+    unit = OptEqUnit(W, U, activation, bias=False, max_norm=None)
+    unit.norm_checked = True  # the equilibrium exists whatever the norms
+    return unit
 
 
-def _read(network: nn.Module) -> tuple[nn.Module, list[_Layer], nn.Module]:
-    """Stem, layers and head of a network; the layers as copies."""
-    if any(is_lazy(parameter) for parameter in network.parameters()):
-        raise ConfigError("Expected a network that knows its shapes; run its lazy modules on an input first.")
-    parts = [(name, part) for name, part in _parts(network) if not isinstance(part, _PASSED_OVER)]
-    last = max((i for i, (_, part) in enumerate(parts) if _activation(part)), default=None)
-    if last is None:
-        raise ConfigError(
-            "Expected a torch.nn.Sequential of Linear or Conv2d layers with activations,"
-            f" got a {type(network).__name__} without an activation that can be converted."
-        )
-    head = [copy.deepcopy(part) for _, part in parts[last + 1 :]]
-    for name, part in parts[last + 1 :]:
-        if not isinstance(part, _KEPT_IN_HEAD):
-            raise _refusal(
-                name, part, "after the last activation there may be Flatten, pooling, Linear and Conv2d"
-            )
-    trunk = parts[: last + 1]
-    stem = nn.Sequential()
-    if isinstance(trunk[0][1], nn.Flatten):
-        stem.append(copy.deepcopy(trunk.pop(0)[1]))
-    return stem, _read_layers(trunk), nn.Sequential(*head)
-
-
-def _read_layers(trunk: list[tuple[str, nn.Module]]) -> list[_Layer]:
-    layers: list[_Layer] = []
-    previous: nn.Module = nn.Identity()
-    # Padded, so that the last part has a successor as well.
-    for (name, part), (_, following) in pairwise([*trunk, ("", nn.Identity())]):
-        if isinstance(part, nn.Linear | nn.Conv2d):
-            operator = _operator(name, part)
-            if layers and type(layers[-1].operator) is not type(operator):
-                raise _refusal(
-                    name,
-                    part,
-                    "the layers before the last activation must be all Linear or all Conv2d, because they"
-                    " share one state",
-                )
-            if layers and layers[-1].operator.out_channels != operator.in_channels:
-                raise _refusal(name, part, f"{layers[-1].operator.out_channels} channels come before it")
-            bias = None if part.bias is None else nn.Parameter(part.bias.detach().clone())
-            layers.append(_Layer(operator, bias, _activation(following) or Identity()))
-        elif not (_activation(part) and isinstance(previous, nn.Linear | nn.Conv2d)):
-            is_norm = isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d)
-            raise _refusal(
-                name,
-                part,
-                "before the last activation there may be Linear or Conv2d layers, each followed by at most"
-                " one monotone activation with slopes up to 1"
-                + ("; see torch.nn.utils.fuse_conv_bn_eval" if is_norm else ""),
-            )
-        previous = part
-    return layers
-
-
-def _operator(name: str, layer: nn.Linear | nn.Conv2d) -> Dense | Conv2d:
-    """The layer without its bias, as an opteq operator."""
-    with torch.device("meta"):  # the initial weights, and the random numbers for them, are not wanted
-        if isinstance(layer, nn.Linear):
-            operator = Dense(layer.in_features, layer.out_features)
-        else:
-            size = layer.kernel_size[0]
-            half = (size // 2, size // 2)
-            keeps_size = layer.stride == layer.dilation == (1, 1) and layer.padding in ("same", half)
-            centred = layer.kernel_size == (size, size) and size % 2 and layer.padding_mode == "zeros"
-            if not (keeps_size and centred):
-                raise _refusal(
-                    name,
-                    layer,
-                    "a Conv2d needs an odd square kernel, stride 1, no dilation and zero padding that keeps"
-                    " height and width",
-                )
-            operator = Conv2d(layer.in_channels, layer.out_channels, size, layer.groups)
-    operator.weight = nn.Parameter(layer.weight.detach().clone())
-    return operator
-
-
-def _activation(module: nn.Module) -> Activation | None:
-    return None if isinstance(module, nn.Identity) else of_module(module)
-
-
-def _parts(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
-    """The modules that a network applies in turn, with their names."""
-    if isinstance(module, nn.Sequential):
-        # named_children() would leave out a module, such as an activation, that occurs once more.
-        for key, child in zip(module._modules, module, strict=True):
-            yield from _parts(child, f"{name}.{key}" if name else key)
-    else:
-        yield name, module
-
-
-def _refusal(name: str, part: nn.Module, reason: str) -> ConfigError:
-    return ConfigError(f"Cannot convert layer {name} ({part}): {reason}.")
+def _without_bias(module: nn.Module) -> tuple[nn.Parameter | None, bool]:
+    """The bias, taken out of a module, and whether it is along the last dimension."""
+    bias = getattr(module, "bias", None)
+    if bias is not None:
+        module.register_parameter("bias", None)
+    return bias, isinstance(module, nn.Linear)

@@ -1,0 +1,107 @@
+"""Norms that nothing keeps are watched in training."""
+
+import warnings
+
+import pytest
+import torch
+
+from opteq import Dense, EquilibriumLayer, HeritageDiversity, MOptEq, OptEqUnit, Unrolled
+from tests.conformance.reference import random
+
+pytestmark = pytest.mark.spec("R1.6")
+
+
+def unit(norm: float, **options) -> OptEqUnit:
+    module = OptEqUnit(Dense(4, 4), Dense(3, 4), **({"max_norm": None} | options)).double()
+    scale_to(module, norm)
+    return module
+
+
+def scale_to(module: OptEqUnit, norm: float) -> None:
+    with torch.no_grad():
+        module.W.weight.mul_(norm / torch.linalg.matrix_norm(module.W.weight, 2))
+
+
+def said(module, x) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        module.bind(x)
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_training_that_exceeds_the_norm_is_told_once_soon_after():
+    # W follows W_0 (1.3 - 0.4·0.99ᵗ)/0.9, whose norm is 1 between the steps 28 and 29.
+    module, x = unit(0.9), random(8, 3)
+    layer, target = EquilibriumLayer(module), module.W.weight.detach() * 1.3 / 0.9
+    optimizer = torch.optim.SGD([module.W.weight], 0.01)
+    warned = []
+    for step in range(100):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            layer(x[:0])
+        warned += [step] * len(caught)
+        optimizer.zero_grad()
+        (0.5 * (module.W.weight - target).square().sum()).backward()
+        optimizer.step()
+    assert torch.linalg.matrix_norm(module.W.weight, 2) > 1.1
+    assert len(warned) == 1
+    assert 28 < warned[0] <= 49
+
+
+def test_norms_are_looked_at_every_twentieth_time_in_training(monkeypatch):
+    module, x = unit(0.9), random(2, 3)
+    looks, norm = [], Dense.norm
+    monkeypatch.setattr(Dense, "norm", lambda self, domain: looks.append(0) or norm(self, domain))
+    for _ in range(60):
+        module.bind(x)
+    assert len(looks) == 3
+    kept = unit(0.9, max_norm=0.95)
+    for _ in range(60):
+        kept.bind(x)
+    assert len(looks) == 3
+
+
+def test_every_time_that_the_norm_is_exceeded_anew_it_is_said_in_eval_mode():
+    module, x = unit(0.9).eval(), random(2, 3)
+    for norm, told in ((0.9, 0), (1.2, 1), (1.2, 0), (1.5, 0), (0.8, 0), (1.1, 1), (1.1, 0)):
+        scale_to(module, norm)
+        messages = said(module, x)
+        assert len(messages) == told
+        assert all(message.startswith(f"‖W‖₂ = {norm} exceeds √(μ/L_σ) = 1") for message in messages)
+
+
+def test_weights_that_are_loaded_are_looked_at():
+    module, x = unit(0.9).eval(), random(2, 3)
+    assert said(module, x) == []
+    module.load_state_dict(unit(1.3).state_dict())
+    assert len(said(module, x)) == 1
+
+
+def test_a_ceiling_above_what_theorem_1_asks_for_counts():
+    module, x = unit(0.9, max_norm=1.1).eval(), random(2, 3)
+    assert said(module, x) == []
+    scale_to(module, 5.0)
+    assert said(module, x)[0].startswith("‖W‖₂ = 1.1 exceeds")
+
+
+def test_branches_that_come_to_be_coupled_too_strongly_are_told():
+    units = [unit(0.8), unit(0.7)]
+    module, x = MOptEq(units, HeritageDiversity(0.1)).eval(), random(2, 3)
+    # L_σ‖W‖²(1 + λ(C-1)) = ‖W‖²·1.3
+    for norm, told in ((0.8, 0), (0.9, 1), (0.95, 0), (0.85, 0), (0.95, 1)):
+        scale_to(units[1], norm)
+        messages = said(module, x)
+        assert len(messages) == told
+        assert all(f"= {1.3 * norm**2:.3g} is not below 1" in message for message in messages)
+
+
+def test_traces_are_left_alone():
+    module, x = unit(1.2), random(2, 3)
+    layer = EquilibriumLayer(module, gradient=Unrolled(3))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        traced = torch.jit.trace(layer, x, check_trace=False)
+    assert not any("exceeds" in str(warning.message) for warning in caught)
+    with pytest.warns(RuntimeWarning, match="exceeds"):
+        expected = layer(x)
+    torch.testing.assert_close(traced(x), expected)
