@@ -20,7 +20,7 @@ from opteq.maps.base import EquilibriumMap, expect_map
 from opteq.options import check_choice, check_flag, check_kind
 from opteq.results import Solution, SolveInfo, State, Trace, map_state
 from opteq.solvers.anderson import Anderson
-from opteq.solvers.base import FixedPoint, Solver, find_fixed_point
+from opteq.solvers.base import FixedPoint, Solver, find_fixed_point, tolerance_knob
 from opteq.solvers.space import relative_change
 from opteq.tensors.tracing import refuse_samples, refuse_tangents, refuse_tracing, tracing, untraced
 
@@ -285,5 +285,5 @@ def _check_autocast(solver: Solver, device: torch.device) -> None:
         raise ConfigError(
             f"tol={solver.tol:g} cannot be reached under {str(dtype).removeprefix('torch.')} autocast;"
             f" use at least {floor:.1g}, or call the layer on x.float()"
-            f' within torch.autocast("{device}", enabled=False).'
+            f' within torch.autocast("{device}", enabled=False). {tolerance_knob("solver", f"{floor:.1g}")}.'
         )

@@ -266,6 +266,23 @@ def test_weights_that_a_graph_holds_or_others_share_are_not_scaled():
     torch.testing.assert_close(W.weight.detach(), before * 1.001**3)
 
 
+@pytest.mark.parametrize("gain", [0.0, 0.5, 4.0])
+def test_a_filter_of_zeros_has_a_finite_gradient(gain: float):
+    torch.manual_seed(0)
+    operator = Conv2d(3, 4, norm=WeightNormalised())
+    with torch.no_grad():
+        operator.weight[1] = 0
+        operator.gain[1] = gain
+        operator.weight[2] *= 1e-18  # whose squares float32 still has
+    (weight,) = operator.weights
+    assert not weight[1].any()
+    lengths = weight.flatten(1).norm(dim=1)
+    torch.testing.assert_close(lengths[[0, 2, 3]], operator.gain.flatten()[[0, 2, 3]], rtol=1e-5, atol=0)
+    cotangent = random(*weight.shape, dtype=torch.float32)
+    for gradient in torch.autograd.grad((weight * cotangent).sum(), tuple(operator.parameters())):
+        assert torch.isfinite(gradient).all()
+
+
 def test_a_way_for_single_weights_is_refused_for_a_product():
     for way in (AlmostOrthogonal(), Orthogonal(), WeightNormalised()):
         with pytest.raises(ConfigError, match="keeps the norm of one weight; give it to the factors"):

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import re
 from dataclasses import dataclass
 
 import pytest
@@ -194,6 +195,33 @@ def test_a_tolerance_below_the_precision_of_autocast_is_refused():
     assert 'x.float() within torch.autocast("cpu", enabled=False)' in str(refusal.value)
     with torch.autocast("cpu", torch.bfloat16), torch.autocast("cpu", enabled=False):
         assert layer(torch.randn(2, 4)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_converted_layer_says_which_tolerance_is_possible(dtype):
+    torch.manual_seed(0)
+    layer = EquilibriumLayer(unit(), Anderson(tol=1e-3), Implicit(tol=1e-3), "raise").to(dtype)
+    x = torch.randn(3, 4).to(dtype)
+    name = str(dtype).removeprefix("torch.")
+    pattern = (
+        rf"tol=0\.001 cannot be reached in {name}; use at least (\S+) or a wider dtype\. It is the `tol` of "
+    )
+    with pytest.raises(
+        ConfigError, match=rf"{pattern}the solver, as in .*solver=Anderson\(tol=\1\)"
+    ) as refusal:
+        layer(x)
+    assert "or --model.network.body.solver.tol=" in str(refusal.value)
+    assert "layer.to(torch.float32), or --trainer.precision=32" in str(refusal.value)
+    # What it recommends is reached, there and in the adjoint solve, which is asked for when it is needed.
+    layer.solver = Anderson(tol=float(re.search(pattern, str(refusal.value))[1]))
+    for method in ("cg", "anderson", "gmres"):
+        layer.gradient = Implicit(tol=1e-3, method=method)
+        z = layer(x)
+        with pytest.raises(ConfigError, match=rf"{pattern}the gradient, as in .*gradient=Implicit\(tol=\1\)"):
+            z.sum().backward()
+        layer.gradient = Implicit(tol=layer.solver.tol, method=method)
+        layer(x).sum().backward()
+    assert layer.map.W.weight.grad.dtype == dtype
 
 
 @pytest.mark.parametrize("make_copy", [copy.deepcopy, lambda layer: pickle.loads(pickle.dumps(layer))])

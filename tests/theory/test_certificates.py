@@ -1,5 +1,6 @@
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,13 +79,12 @@ def test_the_distance_bound_holds_and_is_not_idle(make, options):
     equilibrium_map, shape = make()
     x = torch.randn(6, *shape)
     layer = EquilibriumLayer(equilibrium_map, **options).eval()
-    # Everything once more in float64, with the weights that the layer uses in float32.
-    tensors = tuple(t.double() for t in layer.bind(x).detach().tensors)
     certificate = certify(layer, x)
     assert torch.equal(certificate.state, layer(x))
 
+    # Everything once more in float64.
     z = certificate.state.double()
-    equation = equilibrium_map.double().bind(x.double()).with_tensors(tensors)
+    equation = equilibrium_map.double().bind(x.double()).detach()
     equilibrium = long_iteration(equation)
     distance = (z - equilibrium).flatten(1).norm(dim=1)
     image = equation(z)
@@ -127,6 +127,27 @@ def test_the_equilibria_of_a_preset_with_3072_numbers_are_certified(steps, seed)
     assert (distance > 1e-5 * norm(certificate.state)).all()
     assert (distance <= certificate.distance.value).all()
     assert (certificate.distance.value <= 60 * distance).all()
+
+
+@pytest.mark.spec("R1.1")
+@pytest.mark.parametrize("seed", range(3))
+def test_the_distance_has_the_rounding_of_the_injection_and_of_the_scale_in_it(seed):
+    torch.manual_seed(seed)
+    unit = OptEqUnit(Dense(2000, 40), Dense(2000, 40), "tanh")
+    x = 10 * torch.randn(4, 2000)
+    certificate = certify(EquilibriumLayer(unit, Anderson(tol=2.4e-6, max_steps=500)), x)
+    W, U, b = (
+        t.detach().double().numpy()
+        for t in (unit.W.weight, unit.injection.operator.weight, unit.injection.bias)
+    )
+    W = W * min(1.0, 0.97 / np.linalg.norm(W, 2))
+    c, z = x.double().numpy() @ U.T + b, np.zeros((4, 2000))
+    for _ in range(1000):
+        z = np.tanh(z @ W.T + c) @ W
+    distance = np.linalg.norm(certificate.state.double().numpy() - z, axis=1)
+    assert (distance <= certificate.distance.value.numpy()).all()
+    # So near that the rounding of float32, at 2000 inputs, is what is left.
+    assert (distance < 1e-5 * np.linalg.norm(z, axis=1)).all()
 
 
 @pytest.mark.spec("R6.4")

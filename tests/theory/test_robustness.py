@@ -3,6 +3,7 @@ import torch
 from torch import nn
 
 from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, OptEqUnit, Unrolled
+from opteq.data.digits import Digits
 from opteq.errors import ConfigError, ConvergenceError, ShapeError
 from opteq.models.bodies import Coupled, Gaussian, Kernel, Unit
 from opteq.operators.base import LinearOperator
@@ -144,6 +145,51 @@ def test_no_attack_inside_the_radius_succeeds_and_larger_ones_do(make):
     assert (radius > 0).all()
     assert not attack(classifier, x, 0.999 * radius).any()
     assert attack(classifier, x, 100 * radius).any()
+
+
+def trained_on_digits():
+    """A classifier of handwritten digits whose bound is not far from the truth, and images."""
+    torch.manual_seed(0)
+    unit = OptEqUnit(Dense(24, 48), Dense(64, 48), max_norm=0.5)
+    classifier = nn.Sequential(nn.Flatten(), EquilibriumLayer(unit, Anderson(1e-4)), nn.Linear(24, 10))
+    data = Digits()
+    data.setup("fit")
+    images, labels = (torch.cat(parts) for parts in zip(*data.train_dataloader(), strict=True))
+    optimizer = torch.optim.AdamW(classifier.parameters(), lr=3e-3, weight_decay=0.3)
+    for batch in torch.randint(len(images), (150, 64)):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(classifier(images[batch]), labels[batch]).backward()
+        optimizer.step()
+    with torch.no_grad():
+        assert (classifier.eval()(images).argmax(1) == labels).float().mean() > 0.9
+    return classifier, images[:28]
+
+
+@pytest.mark.spec("R1.1")
+def test_ten_thousand_attacks_within_the_radius_change_no_prediction_of_a_trained_classifier():
+    classifier, images = trained_on_digits()
+    radius = robust_radius(classifier, images)
+    with torch.no_grad():
+        predicted = classifier(images).argmax(1).repeat_interleave(9)
+    # Every other class is aimed at, by steps on a sphere, with the classifier as it works, in float32.
+    x, radius = (t.repeat_interleave(9, dim=0) for t in (images, radius.float().view(-1, 1, 1, 1)))
+    target = (predicted + torch.arange(1, 10).repeat(28)) % 10
+
+    def flips(size, steps):
+        delta, changed = 1e-3 * size * torch.randn_like(x), 0
+        for _ in range(steps):
+            moved = (x + delta).requires_grad_()
+            logits = classifier(moved)
+            changed += int((logits.argmax(1) != predicted).sum())
+            assert ((moved - x).flatten(1).norm(dim=1) < size.flatten()).all()
+            margin = logits.gather(1, target[:, None]) - logits.gather(1, predicted[:, None])
+            (slope,) = torch.autograd.grad(margin.sum(), moved)
+            step = delta + size * slope / slope.flatten(1).norm(dim=1).clamp(min=1e-30).view_as(size)
+            delta = 0.999 * size * step / step.flatten(1).norm(dim=1).view_as(size)
+        return changed
+
+    assert flips(radius, steps=40) == 0  # 252 in each step
+    assert flips(10 * radius, steps=5) > 0
 
 
 @pytest.mark.spec("R1.1")

@@ -14,7 +14,7 @@ from opteq.native.rows import row_norms
 from opteq.options import require, require_bounded_solve, strict_options
 from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.solvers.anderson import Anderson
-from opteq.solvers.base import solve_fixed_point
+from opteq.solvers.base import check_tolerance, solve_fixed_point
 from opteq.solvers.linear import conjugate_gradients, gmres
 from opteq.solvers.space import Space
 
@@ -103,6 +103,7 @@ class Implicit(AdjointMethod):
 
             u, info = gmres(adjoint_operator, space.flatten(g), self.tol, self.max_steps)
             return space.restore(u), info
+        check_tolerance(self.tol, tensors_of(g)[0].dtype, "gradient")
         solver = Anderson(self.tol, self.max_steps)
         start = space.restore(space.flatten(g))
         return solve_fixed_point(

@@ -129,8 +129,7 @@ class AffineEquation(Equation[Tensor]):
         proximal = self.inner.structure == "proximal"
         if self.shift.any() or not proximal or (gradient and not self.orthogonal):
             return super().reformulate(gradient)
-        largest = torch.linalg.matrix_norm(self.matrix, 2).item()
-        return self.inner.reformulate(gradient).then(self.back, self._stretch, largest)
+        return self.inner.reformulate(gradient).then(self.back, self._stretch, self._largest)
 
     @property
     def objective(self) -> Callable[[Tensor], Tensor] | None:
@@ -141,7 +140,7 @@ class AffineEquation(Equation[Tensor]):
     def contraction(self, state: Tensor | None = None) -> Certificate:
         """`‖J‖ ‖M‖ ‖M⁻¹‖`."""
         inner = self.inner.contraction(None if state is None else self.changed(state))
-        return replace(inner, value=inner.value * torch.linalg.cond(self.matrix))
+        return replace(inner, value=inner.value * self._condition)
 
     def curvature(self, state: Tensor | None = None) -> Certificate:
         return self.inner.curvature(None if state is None else self.changed(state))
@@ -153,15 +152,27 @@ class AffineEquation(Equation[Tensor]):
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
         push, pull = self.inner.rates(pushes)
-        return self._stretch * push, torch.linalg.cond(self.matrix).item() * pull
+        return self._stretch * push, self._condition * pull
 
     def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
         return self._stretch * self.inner.equilibrium_lipschitz(pushes)
 
     @property
+    def _largest(self) -> float:
+        """`‖M‖₂`."""
+        return torch.linalg.matrix_norm(self.matrix, 2).item() * (1 + 1e-12)
+
+    @property
     def _stretch(self) -> float:
-        """`‖M⁻¹‖₂`."""
-        return torch.linalg.matrix_norm(self.inverse, 2).item()
+        """`‖M⁻¹‖₂`, never below it: the inverse is rounded as much as `M` is badly conditioned."""
+        norm = torch.linalg.matrix_norm(self.inverse, 2).item()
+        rounding = torch.finfo(torch.float64).eps * len(self.matrix) * self._largest * norm
+        return norm * (1 + 8 * rounding)
+
+    @property
+    def _condition(self) -> float:
+        """`‖M‖‖M⁻¹‖`."""
+        return self._largest * self._stretch
 
     def linearize(self, state: Tensor) -> Linearization[Tensor]:
         return _AffineLinearization(self, self.inner.linearize(self.changed(state)))

@@ -95,7 +95,7 @@ class GaussianMap(EquilibriumMap):
 
     @property
     def injections(self) -> tuple[nn.Module, ...]:
-        return (self.injection.operator,)
+        return (self.injection,)
 
     def bind(self, x: State, error: float = 0.0) -> SimilarityEquation:
         c = self.injection(x, error)

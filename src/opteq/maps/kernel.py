@@ -99,7 +99,7 @@ class KernelMap(EquilibriumMap):
 
     @property
     def injections(self) -> tuple[nn.Module, ...]:
-        return (self.injection.operator,)
+        return (self.injection,)
 
     def bind(self, x: State, error: float = 0.0) -> SimilarityEquation:
         c = self.injection(x, error)

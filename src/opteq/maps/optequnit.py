@@ -85,7 +85,7 @@ class OptEqUnit(EquilibriumMap):
 
     @property
     def injections(self) -> tuple[nn.Module, ...]:
-        return (self.injection.operator,)
+        return (self.injection,)
 
     def bind(self, x: State, error: float = 0.0) -> OptEqEquation:
         c = self.injection(x, error)

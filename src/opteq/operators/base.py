@@ -14,6 +14,7 @@ from opteq.operators.estimate import NormEstimate
 from opteq.operators.norms.base import NormControl, Weights
 from opteq.operators.norms.ceiling import Ceiling
 from opteq.options import check_kind
+from opteq.overrides import definer, known_class, overridden
 
 # Times the ceiling: from where the norm of a stored weight is brought down, and to what: above it,
 # since the estimate is from below.
@@ -89,14 +90,15 @@ class LinearOperator(nn.Module, ABC):
 
     def kept_norm(self, ceiling: float | None) -> float:
         """What `‖W‖₂` is kept below where a map asks for `ceiling`; infinite where nothing keeps it."""
-        # A subclass of somebody else's may compute what it likes from the weights.
-        own = (type(self).weights.fget, type(self).act)  # type: ignore[attr-defined]
-        if not all(str(getattr(part, "__module__", "")).startswith("opteq.") for part in own):
+        # Somebody else's subclass, of the operator or of the way, may compute what it likes from the weights.
+        control = self.norm_control
+        says = definer(type(control), "certified" if control.certified else "kept")
+        if overridden(self, known_class(self)) or overridden(control, says, ("forgets_size", "install")):
             return math.inf
         # There is nothing to scale where there are no weights.
         if not self.weight_count:
-            return 1.0 if self.norm_control.certified else math.inf
-        return self.norm_control.kept(ceiling)
+            return 1.0 if control.certified else math.inf
+        return control.kept(ceiling)
 
     def check_input(self, x: Tensor, name: str = "x") -> None:
         """Raise a `ShapeError` unless `x` is a batch of elements of the domain."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,8 +76,10 @@ class NormEstimate:
         if known is not None and known.serves(weights, settled):
             return known.vector
 
+        unit = _unit(weights)
+
         def gram(v: Tensor) -> Tensor:
-            return bound.adjoint(bound(v))
+            return bound.adjoint(bound(v) / unit) / unit
 
         if known is not None and not settled:
             # A step of an optimizer can turn the singular vectors altogether. Every direction keeps a
@@ -118,14 +121,15 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, bound: BoundOperator, vector: Tensor, *weights: Tensor) -> Tensor:
-        image = bound.with_tensors(weights)(vector)
+        unit = _unit(weights)
+        image = bound.with_tensors(weights)(vector) / unit
         norm = image.norm()
         ctx.bound = bound.with_tensors(())
         saved = vector, image / norm.clamp(min=torch.finfo(norm.dtype).tiny), *weights
         ctx.save_for_backward(*saved)
         if forward_mode():  # unlike what is for backward it is not let go of
             ctx.save_for_forward(*saved)
-        return norm
+        return norm * unit
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
@@ -146,6 +150,13 @@ class _Norm(torch.autograd.Function):
         with torch.no_grad(), torch.autocast(vector.device.type, enabled=False):
             bound = bound.with_tensors(tuple(w.detach() for w in weights))
             return bound.weight_gradient((vector, direction))
+
+
+def _unit(weights: Weights) -> float:
+    """A power of two of the size of the weights, in units of which squares neither overflow nor underflow."""
+    largest = [w.abs().amax().item() for w in weights if w.numel()]
+    exponents = [math.frexp(size)[1] - 1 for size in largest if math.isfinite(size) and size]
+    return 2.0 ** max(-126, min(sum(exponents), 127))
 
 
 def _random_unit(domain: tuple[int, ...]) -> Tensor:

@@ -60,8 +60,13 @@ class Solver(ABC):
         """A fresh stepper for iterates like `x`; it owns all that changes during a solve."""
 
 
-def check_tolerance(tol: float, dtype: torch.dtype) -> None:
+def check_tolerance(tol: float, dtype: torch.dtype, owner: str = "solver") -> None:
     """Refuse a tolerance that rounding would keep out of reach.
+
+    Args:
+        tol: the tolerance.
+        dtype: that of what is solved for.
+        owner: which option of a layer has the tolerance, `"solver"` or `"gradient"`.
 
     Raises:
         ConfigError: if `tol` is below ten times the machine epsilon of `dtype`.
@@ -69,10 +74,21 @@ def check_tolerance(tol: float, dtype: torch.dtype) -> None:
     floor = 10 * torch.finfo(dtype).eps
     if not tol >= floor:
         # Twice the floor, so that the rounded number is one that will be accepted.
+        possible, width = f"{2 * floor:.1g}", 64 if dtype in (torch.float32, torch.float64) else 32
         raise ConfigError(
             f"tol={tol:g} cannot be reached in {str(dtype).removeprefix('torch.')};"
-            f" use at least {2 * floor:.1g} or a wider dtype."
+            f" use at least {possible} or a wider dtype. {tolerance_knob(owner, possible)}; the dtype is that"
+            f" of layer.to(torch.float{width}), or --trainer.precision={width}."
         )
+
+
+def tolerance_knob(owner: str, tol: str) -> str:
+    """How the tolerance of a layer's `"solver"` or `"gradient"` is set, in Python and on the command line."""
+    method = {"solver": "Anderson", "gradient": "Implicit"}[owner]
+    return (
+        f"It is the `tol` of the {owner}, as in EquilibriumLayer(…, {owner}={method}(tol={tol})), or"
+        f" --model.network.body.{owner}.tol={tol} on the command line"
+    )
 
 
 @dataclass(frozen=True, slots=True)

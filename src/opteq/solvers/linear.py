@@ -48,7 +48,7 @@ def conjugate_gradients(
     Raises:
         ConfigError: if the tolerance is below what the dtype can resolve.
     """
-    check_tolerance(tol, b.dtype)
+    check_tolerance(tol, b.dtype, "gradient")
     size = row_norms(b) if size is None else size
     # Solved for b / ‖b‖, whose squares neither underflow nor overflow.
     r = (b / torch.where(size > 0, size, 1.0)[:, None]).to(b.dtype)
@@ -89,7 +89,7 @@ def gmres(matvec: Matvec, b: Tensor, tol: float, max_steps: int) -> tuple[Tensor
     Raises:
         ConfigError: if the tolerance is below what the dtype can resolve.
     """
-    check_tolerance(tol, b.dtype)
+    check_tolerance(tol, b.dtype, "gradient")
     batch = len(b)
     size = row_norms(b)
     scale = torch.where(size > 0, size, 1.0)

@@ -12,6 +12,8 @@ from opteq.layer import EquilibriumLayer
 from opteq.results import Certificate, Described, State, distance, map_state, norm
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
+from opteq.theory.claims import DISTANCE, expect_own_claims
+from opteq.theory.exact import in_float64
 from opteq.theory.lipschitz import expect_module
 
 _REFERENCE = Anderson(tol=1e-12, max_steps=2000)
@@ -48,16 +50,20 @@ class LayerCertificate(Described):
 def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
     """Certify the equilibria that a layer finds for a batch of inputs.
 
-    The layer runs as it is; its answer is then examined in float64, with the same weights, by what its
-    equation says of itself: `contraction`, `distance_bound` and `objective` of `opteq.equation.Equation`.
+    The layer runs as it is. Its answer is then examined in float64, by what the equation of the same weights
+    and inputs in float64 says of itself: `contraction`, `distance_bound` and `objective` of
+    `opteq.equation.Equation`. So the distance to `z*` has in it what rounding did in lower precision, to
+    `c = U x + b` and to the scale of a `W` under a ceiling as to the solve.
 
     Args:
         layer: the layer.
         x: a batch of inputs.
 
     Raises:
-        ConfigError: for something else than a layer, a map of yours whose readout is not its state, or one
-            whose samples enter each other's equation, as in training with a batch-coupled regulariser.
+        ConfigError: for something else than a layer, one with forward hooks, a map of yours whose readout is
+            not its state, a subclass that overrides what its equation computes without stating anew what is
+            known of that, or a map whose samples enter each other's equation, as in training with a
+            batch-coupled regulariser.
         NonFiniteError: for weights or inputs that are NaN or infinite.
     """
     if not isinstance(layer, EquilibriumLayer):
@@ -66,13 +72,20 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
             " for what that layer reads."
         )
     expect_module(layer)
-    equation = layer.bind(x)
-    if equation.batch_coupled:
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        raise ConfigError(
+            "The layer has a forward hook, which may change what is read or given: a certificate is of the"
+            " equilibrium of `x`; remove the hook."
+        )
+    if layer.bind(x).batch_coupled:
         raise ConfigError(
             "In training the regulariser makes one system of the batch, with no certificate for a sample;"
             " call eval() first."
         )
     computed = layer.solve(x).state
+    equation = in_float64(layer).bind(map_state(Tensor.double, x))
+    expect_own_claims(equation, DISTANCE)
+    # A `U` of others may give another precision than it is asked for.
     equation = equation.with_tensors(tuple(t.detach().double() for t in equation.tensors))
     z = map_state(Tensor.double, computed)
     image = equation(z)

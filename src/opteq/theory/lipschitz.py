@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
 
 from opteq.activations import ReLU
 from opteq.errors import ConfigError, NonFiniteError
@@ -19,8 +21,13 @@ from opteq.objectives.gaussiansimilarity import GaussianSimilarity
 from opteq.objectives.patches import WholeSample
 from opteq.operators.base import LinearOperator
 from opteq.operators.conv import circular_norm
+from opteq.overrides import definer, known_class, overridden
 from opteq.results import Certificate, State, map_state, tensors_of
 from opteq.theory.bounds import published_lipschitz_geq, published_lipschitz_optequnit
+from opteq.theory.claims import LIPSCHITZ, expect_own_claims
+
+# What an operator of one's own may override: the map that it then binds is asked for its norm.
+_OF_OPERATORS = ("act", "kept_norm", "weight_count", "weights", "sides")
 
 
 @torch.no_grad()
@@ -41,15 +48,17 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: State) -> Certificate:
     Raises:
         ConfigError: where no bound is known: other maps, norms too large, a `U` without a known Lipschitz
             constant, a kernel whose curvature inputs leave unbounded, perturbations in force, branches
-            coupled by the hard sign, or a subclass that overrides `bind` and does not say what reads its
-            input.
+            coupled by the hard sign, hooks, or a subclass, of the map or of a part, that overrides what is
+            computed without stating anew what is known of it.
         NonFiniteError: for weights that are NaN or infinite.
     """
     expect_module(map)
-    expect_no_hooks(map)
+    expect_settled(map)
     example = _example(x)
     pushes = [_bound(operator, example) for operator in _injections(map)]
-    value = map.bind(example).equilibrium_lipschitz(iter(pushes))
+    equation = map.bind(example)
+    expect_own_claims(equation, LIPSCHITZ)
+    value = _finite(equation.equilibrium_lipschitz(iter(pushes)), map)
     return Certificate(torch.tensor(value, dtype=torch.float64), "bound", ("Inputs are shaped like `x`.",))
 
 
@@ -57,19 +66,15 @@ def _injections(map: EquilibriumMap) -> tuple[nn.Module, ...]:
     """What reads the input of a map, as said by the class that binds it, and by no base of that."""
     for part in map.modules():
         if isinstance(part, EquilibriumMap):
-            binds, says = (_definer(type(part), name) for name in ("bind", "injections"))
+            says = definer(type(part), "injections")
             # What says nothing answers for itself, below.
-            if "bind" in vars(part) or not (says is EquilibriumMap or issubclass(says, binds)):
+            changed = None if says is EquilibriumMap else overridden(part, says)
+            if changed:
                 raise ConfigError(
-                    f"{binds.__name__} overrides `bind`, so that the bound of {says.__name__} need not hold"
-                    " for it; give it `injections` of its own, the modules that read `x`."
+                    f"{type(part).__name__} overrides `{changed}`, so that the bound of {says.__name__} need"
+                    " not hold for it; give it `injections` of its own, the modules that read `x`."
                 )
     return map.injections
-
-
-def _definer(cls: type, name: str) -> type:
-    """The class that defines an attribute of `cls`."""
-    return next(base for base in cls.__mro__ if name in vars(base))
 
 
 @torch.no_grad()
@@ -100,9 +105,11 @@ def published_lipschitz(layer: EquilibriumLayer, x: Tensor) -> Certificate:
                 "Proposition 3 is about an OptEqUnit with mu=1 or a GaussianMap without patches, with fixed"
                 f" `gamma`, both with ReLU; got {map}. Use `equilibrium_lipschitz`."
             )
+    expect_settled(map)
     equation, y = map.bind(x), layer(x)
+    expect_own_claims(equation, LIPSCHITZ)
     assert isinstance(y, Tensor)
-    largest_u = _bound(map.injection.operator, x)
+    largest_u = max(_bound(operator, x) for operator in _injections(map))
     if isinstance(equation, OptEqEquation):
         s = equation.W.norm_bound().item()
         bound = published_lipschitz_optequnit(max(s, largest_u))
@@ -138,9 +145,9 @@ def lipschitz_bound(module: nn.Module, x: Tensor) -> Certificate:
         NonFiniteError: for weights that are NaN or infinite.
     """
     expect_module(module)
-    expect_no_hooks(module)
-    value = torch.tensor(_bound(module, _example(x)), dtype=torch.float64)
-    return Certificate(value, "bound", ("Inputs are shaped like `x`.",))
+    expect_settled(module)
+    value = _finite(_bound(module, _example(x)), module)
+    return Certificate(torch.tensor(value, dtype=torch.float64), "bound", ("Inputs are shaped like `x`.",))
 
 
 def expect_module(module: object) -> None:
@@ -148,20 +155,49 @@ def expect_module(module: object) -> None:
     if not isinstance(module, nn.Module):
         raise ConfigError(f"Expected a torch module, got {type(module).__name__}.")
     if not all(bool(p.isfinite().all()) for p in module.parameters()):
-        raise NonFiniteError(
-            f"Weights of {type(module).__name__} are NaN or infinite, as when a training diverges; lower the"
-            " learning rate or go back to an earlier checkpoint."
-        )
+        raise _not_finite(module)
+
+
+def _finite(value: float, module: nn.Module) -> float:
+    """`value`, unless it is NaN, as behind a running variance that is."""
+    if math.isnan(value):
+        raise _not_finite(module)
+    return value
+
+
+def _not_finite(module: nn.Module) -> NonFiniteError:
+    return NonFiniteError(
+        f"Weights of {type(module).__name__} are NaN or infinite, as when a training diverges; lower the"
+        " learning rate or go back to an earlier checkpoint."
+    )
 
 
 def stages_of(module: nn.Module) -> list[nn.Module]:
-    """The modules that `module` applies one after the other, nested sequences unfolded."""
-    # A subclass with a `forward` of its own may do anything with its parts.
-    plain = isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward
-    stages = module if plain else getattr(module, "stages", None)
+    """The modules that `module` applies one after the other, nested sequences unfolded.
+
+    Raises:
+        ConfigError: for a class that inherits its `stages` and overrides what is done with them.
+    """
+    stages = module if applies(module, nn.Sequential) else getattr(module, "stages", None)
     if not isinstance(stages, Iterable):
         return [module]
+    if hasattr(type(module), "stages"):
+        says = definer(type(module), "stages")
+        if changed := overridden(module, says):
+            raise ConfigError(
+                f"{type(module).__name__} overrides `{changed}`, so that the `stages` of {says.__name__} need"
+                " not be all that it applies; give it `stages` of its own."
+            )
     return [part for stage in stages for part in stages_of(stage)]
+
+
+def applies(module: nn.Module, kind: type[nn.Module]) -> bool:
+    """Whether a module computes what those of a class of opteq or `torch.nn` do, with its own weights.
+
+    A subclass that overrides `forward`, or what that calls, may do anything with its parts.
+    """
+    free = _OF_OPERATORS if isinstance(module, LinearOperator) else ()
+    return isinstance(module, kind) and not overridden(module, known_class(module), free)
 
 
 def check_stages(module: nn.Module, x: State, after: State) -> None:
@@ -194,28 +230,47 @@ def _bound(module: nn.Module, x: Any) -> float:
     return value
 
 
-def expect_no_hooks(module: nn.Module) -> None:
-    """Raise a `ConfigError` if a forward hook may change what a part of `module` computes.
+def expect_settled(module: nn.Module) -> None:
+    """Raise a `ConfigError` if hooks may change what a part of `module` computes, or its weights still move.
 
-    Forward pre-hooks of opteq's operators are run when these are bound, and cannot change an input there.
+    The pre-hooks of torch that set the weights of opteq's operators, those of pruning and of the older
+    `weight_norm` and `spectral_norm`, are run when these are bound. They cannot change an input.
     """
+    if torch_module._global_forward_hooks or torch_module._global_forward_pre_hooks:
+        raise ConfigError("Hooks for all modules may change what each computes: no bound holds; remove them.")
     for name, part in module.named_modules():
-        if part._forward_hooks or (part._forward_pre_hooks and not isinstance(part, LinearOperator)):
+        setters = [hook for hook in part._forward_pre_hooks.values() if _sets_weights(part, hook)]
+        if part._forward_hooks or len(setters) < len(part._forward_pre_hooks):
             raise ConfigError(
                 f"{name or type(part).__name__} has a forward hook, which may change what it computes: no"
                 " bound holds; remove the hook, as `torch.nn.utils.remove_weight_norm` does its own."
             )
+        if part.training and (setters or parametrize.is_parametrized(part)):
+            raise ConfigError(
+                f"The weights of {name or type(part).__name__} are computed anew at each use, and may change"
+                " then in training mode, as under spectral_norm; call eval() first."
+            )
+
+
+def _sets_weights(part: nn.Module, hook: object) -> bool:
+    """Whether it is a pre-hook of torch's on an operator; of pruning also by a mask of one's own."""
+    by_torch = getattr(type(hook).__call__, "__module__", "").startswith("torch.nn.utils.")
+    return isinstance(part, LinearOperator) and by_torch
 
 
 def _stage_bound(stage: nn.Module, x: Tensor) -> float:
-    # What a subclass does in a `forward` of its own, only its `lipschitz` can know.
-    if not getattr(stage.forward, "__module__", "").startswith(("torch.nn.", "opteq.")):
+    # What a subclass computes in its own way only its `lipschitz` can know; products apply their factors.
+    factors = [part for part in stage.modules() if isinstance(part, LinearOperator)]
+    parts = factors if isinstance(stage, LinearOperator) else [stage]
+    if not all(applies(part, nn.Module) for part in parts):
         return _own_bound(stage, x)
     match stage:
         case EquilibriumLayer():
             return equilibrium_lipschitz(stage.map, x).value.item()
         case LinearOperator():
-            return stage.bind(tuple(x.shape[1:])).norm_bound().item()
+            operator = stage.bind(tuple(x.shape[1:]))
+            expect_own_claims(operator)
+            return operator.norm_bound().item()
         case Injection(operator=operator):
             return _bound(operator, x)
         case nn.Linear():
@@ -234,7 +289,10 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
             return _maximum_norm(stage)
         case nn.Identity() | nn.Flatten() | nn.ZeroPad2d() | nn.Dropout() | nn.Dropout2d():
             return 1.0
-        case nn.ReLU() | nn.Tanh() | nn.Sigmoid() | nn.Hardtanh() | nn.Softplus() | nn.Softshrink():
+        case nn.ReLU() | nn.Tanh() | nn.Sigmoid() | nn.Hardtanh() | nn.Softshrink():
+            return 1.0
+        # Above the threshold it goes on as the identity, with a jump there by e^{-threshold}.
+        case nn.Softplus(threshold=threshold) if threshold >= 20:
             return 1.0
         case nn.LeakyReLU(negative_slope=slope) | nn.ELU(alpha=slope) if 0 <= slope <= 1:
             return 1.0
@@ -244,7 +302,8 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
 
 def _own_bound(stage: nn.Module, x: Tensor) -> float:
     own: Any = getattr(stage, "lipschitz", None)
-    if own is None:
+    inherited = hasattr(type(stage), "lipschitz") and overridden(stage, definer(type(stage), "lipschitz"))
+    if own is None or inherited:
         raise ConfigError(
             f"No Lipschitz constant is known for {type(stage).__name__}; give it a method `lipschitz(x)` that"
             " returns one. The documentation of opteq.lipschitz_bound says what is known."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 
 import torch
@@ -12,7 +11,15 @@ from opteq.errors import ShapeError
 from opteq.gradients.implicit import Implicit
 from opteq.layer import EquilibriumLayer
 from opteq.solvers.anderson import Anderson
-from opteq.theory.lipschitz import check_stages, expect_module, expect_no_hooks, lipschitz_bound, stages_of
+from opteq.theory.exact import in_float64
+from opteq.theory.lipschitz import (
+    applies,
+    check_stages,
+    expect_module,
+    expect_settled,
+    lipschitz_bound,
+    stages_of,
+)
 
 
 @torch.no_grad()
@@ -33,20 +40,21 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
         x: the inputs.
 
     Raises:
-        ConfigError: if a part has no known Lipschitz constant; the message names it.
+        ConfigError: if a part has no known Lipschitz constant, or hooks; the message names it.
         ConvergenceError: if an equilibrium is not found to that precision.
         NonFiniteError: for weights that are NaN or infinite.
         ShapeError: if the classifier does not give logits.
     """
     expect_module(classifier)
-    expect_no_hooks(classifier)
+    expect_settled(classifier)
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ShapeError(f"Expected the inputs to be a tensor of floating-point numbers, got {got}.")
     x, classifier = x.double(), _precise(classifier)
     *stages, last = stages_of(classifier)
     features = nn.Sequential(*stages)
-    if isinstance(last, nn.Linear) and type(last).forward is nn.Linear.forward:
+    if applies(last, nn.Linear):
+        assert isinstance(last, nn.Linear)
         logits = last(features(x))
         rows = last.weight[logits.argmax(1)]
         gauge = torch.linalg.vector_norm(rows[:, None] - last.weight, dim=2)
@@ -67,7 +75,7 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
 
 
 def _precise(classifier: nn.Module) -> nn.Module:
-    classifier = copy.deepcopy(classifier).double()
+    classifier = in_float64(classifier)
     for layer in classifier.modules():
         if isinstance(layer, EquilibriumLayer):
             # Also in place of a gradient that comes from a fixed number of steps and replaces the solve.

@@ -55,7 +55,9 @@ class NormControl:
 class Nonexpansive(NormControl):
     """`ζ W` with a `W` whose norm is at most 1, rounding included, in float32 and float64.
 
-    Without a `contracted` of its own it is for operators that have such a norm as they are.
+    Without a `contracted` of its own it is for operators that have such a norm as they are. A way of yours is
+    taken at its word where its class says `certified = True` itself; else the norm is bounded as that of any
+    weight.
     """
 
     certified = True

@@ -16,8 +16,9 @@ from opteq.options import strict_options
 class WeightNormalised(NormControl):
     """`W_o = g_o V_o / ‖V_o‖` for every filter `o` (Salimans and Kingma 2016; Li et al. 2023, §4.1).
 
-    The lengths `g`, the parameter `gain`, start as those of the initial filters. It conditions the training
-    and bounds no operator norm: a `ζ` is not kept.
+    The lengths `g`, the parameter `gain`, start as those of the initial filters. A filter of zeros has no
+    direction, and stays what it is until a gradient gives it one. It conditions the training and bounds no
+    operator norm: a `ζ` is not kept.
     """
 
     def install(self, operator: nn.Module) -> None:
@@ -26,7 +27,8 @@ class WeightNormalised(NormControl):
     def weight(self, operator: nn.Module) -> Tensor:
         v = super().weight(operator)
         gain: Tensor = operator.gain  # type: ignore[assignment]
-        return v * (gain / _lengths(v).clamp(min=torch.finfo(v.dtype).tiny))
+        length = _lengths(v)
+        return gain * (v / torch.where(length > 0, length, 1.0))
 
 
 def _lengths(weight: Tensor) -> Tensor:
