@@ -1,7 +1,7 @@
 """The presets as models of timm: `import opteq.timm`, then `timm.create_model("opteq_cifar10_168k")`.
 
-It needs `pip install opteq[timm]`. Every preset that classifies images is there under its name, with `_` for
-`-` and after `opteq_`; those whose weights come with the package are `pretrained`.
+It needs `pip install opteq[timm]`. Every preset that classifies images by an equilibrium of opteq is there
+under its name, with `_` for `-` and after `opteq_`; those with weights in the package are `pretrained`.
 """
 
 import copy
@@ -32,6 +32,9 @@ _DATA = {
     "imagenet100": (3, 224, 100),
     "imagenet": (3, 224, 1000),
 }
+
+# What the papers compare with is no model of ours.
+_BASELINES = "opteq.models.baselines."
 
 
 class EquilibriumNet(ImageClassifier):
@@ -161,11 +164,11 @@ default_cfgs: dict[str, Any] = {}
 
 def _register() -> None:
     for preset in presets():
-        kind = preset.name.partition("-")[0]
-        if kind not in _DATA:
+        kind, config = preset.name.partition("-")[0], read_config(preset.name)
+        if kind not in _DATA or _BASELINES in config["model"]["network"]["init_args"]["body"]["class_path"]:
             continue
         channels, usual_size, classes = _DATA[kind]
-        image_size = read_config(preset.name)["data"].get("init_args", {}).get("image_size", usual_size)
+        image_size = config["data"].get("init_args", {}).get("image_size", usual_size)
         name = f"opteq_{preset.name}".replace("-", "_").replace(".", "_")
         cfg = _default_cfg(preset.name, channels, image_size, classes)
         default_cfgs.update(generate_default_cfgs({f"{name}.opteq" if "file" in cfg else name: cfg}))
