@@ -73,7 +73,8 @@ class NeuralODE(nn.Module):
             raise ConfigError(
                 "Neural ODEs need the package torchdiffeq: pip install 'opteq[rivals]'."
             ) from error
-        integrate: Any = torchdiffeq.odeint_adjoint if self.adjoint else torchdiffeq.odeint
+        methods: Any = torchdiffeq
+        integrate = methods.odeint_adjoint if self.adjoint else methods.odeint
         start = torch.cat([x, x.new_zeros(len(x), self.extra, *x.shape[2:])], 1)
         times = torch.tensor([0.0, 1.0], dtype=x.dtype, device=x.device)
         options = {"max_num_steps": _MOST_STEPS}
