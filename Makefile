@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo test lint types imports unit spec bench docs clean
+.PHONY: help demo test lint types imports unit spec device bench docs clean
 .SECONDARY:
 
 help: ## list the targets
@@ -33,6 +33,9 @@ unit: .venv/dev.stamp ## pytest
 
 spec: .venv/dev.stamp ## the number of tests behind each row of docs/theory.md
 	OMP_NUM_THREADS=1 $(BIN)/python tools/spec.py
+
+device: .venv/dev.stamp ## tests, certificates and a measurement on a GPU, in six minutes
+	$(BIN)/python -m tools.device_check
 
 bench: .venv/bench.stamp ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks
