@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo test lint types imports unit spec mutants bench docs clean
+.PHONY: help demo test lint types imports unit spec device bench docs clean
 .SECONDARY:
 
 help: ## list the targets
@@ -36,6 +36,9 @@ spec: .venv/dev.stamp ## the number of tests behind each row of docs/theory.md
 
 mutants: .venv/dev.stamp .venv/mutants.stamp ## faults that tests fail to notice: make mutants FOLDERS=solvers
 	$(BIN)/python tools/mutants.py $(FOLDERS)
+
+device: .venv/dev.stamp ## tests, certificates and a measurement on a GPU, in six minutes
+	$(BIN)/python -m tools.device_check
 
 bench: .venv/bench.stamp ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchdeq import get_deq
 
 from benchmarks.families import Call, Map, Tensors
 from benchmarks.problem import Problem
@@ -169,6 +168,9 @@ class TorchDEQ(Plain):
 
 def torchdeq_anderson(forward: tuple[float, int], backward: tuple[float, int], **options: Any) -> nn.Module:
     """torchdeq's Anderson solver, with relative tolerance and most evaluations forward and backward."""
+    # Not for those who measure opteq alone, and need not have it.
+    from torchdeq import get_deq
+
     return get_deq(
         f_solver="anderson",
         f_tol=forward[0],

@@ -4,6 +4,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
+import torch
 from hypothesis import settings
 
 from opteq import native
@@ -20,3 +21,12 @@ def way(request, monkeypatch):
         monkeypatch.setattr(native, "enabled", False)
     elif not native.available():
         pytest.skip("no C compiler, or another processor")
+
+
+@pytest.fixture(scope="session")
+def device():
+    """What tests of devices run on: the processor, unless OPTEQ_TEST_DEVICE names another, such as cuda."""
+    device = torch.device(os.environ.get("OPTEQ_TEST_DEVICE", "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        pytest.skip("there is no such device")
+    return device

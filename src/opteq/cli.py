@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 from opteq.configs import presets, read_config, resolve_config
 from opteq.errors import ConfigError, OpteqError
 from opteq.system.memory import keep_freed_memory
+from opteq.system.shortage import shortage
 
 HELP = """\
 opteq trains and examines optimization-induced equilibrium models.
@@ -81,6 +82,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         # A full disk, a folder without permission, a name that is a folder.
         print(f"opteq: {error.filename or 'File system'}: {error.strerror or error}.", file=sys.stderr)
+        return USER_ERROR
+    except (RuntimeError, MemoryError) as error:
+        if (lack := shortage(error)) is None:
+            raise
+        print(f"opteq: {lack}; lower --data.batch_size or the sizes of the network.", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt as interrupt:
         print(f"opteq: {str(interrupt) or 'Interrupted.'}", file=sys.stderr)

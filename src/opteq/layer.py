@@ -105,7 +105,7 @@ class EquilibriumLayer(nn.Module):
 
     def bind(self, x: State, error: float = 0.0) -> Equation:
         """The equation that is solved for `x`; with no `error` allowed for certificates and objectives."""
-        _check_input(x, next((p.dtype for p in self.map.parameters()), None))
+        _check_input(x, next(self.map.parameters(), None))
         if tracing():
             # The trace is for inputs of this size, as norms are, and is to refuse others.
             x = map_state(lambda t: t.reshape(t.shape[0], *map(int, t.shape[1:])), x)
@@ -245,7 +245,8 @@ def _found(solver: Solver, equation: Equation) -> FixedPoint:
     return FixedPoint(before, z, found.info.ending_with(relative_change(before, z), solver.tol))
 
 
-def _check_input(x: State, dtype: torch.dtype | None) -> None:
+def _check_input(x: State, parameter: Tensor | None) -> None:
+    dtype = None if parameter is None else parameter.dtype
     for tensor in x if isinstance(x, tuple) else (x,):
         if not isinstance(tensor, Tensor) or tensor.dim() == 0:
             got = "()" if isinstance(tensor, Tensor) else type(tensor).__name__
@@ -257,6 +258,16 @@ def _check_input(x: State, dtype: torch.dtype | None) -> None:
             cure = "" if tensor.is_complex() else "; use x.float()"
             raise ShapeError(f"Expected `x` of floating-point numbers, got {tensor.dtype}{cure}.")
         refuse_samples(tensor)
+        if tensor.is_meta:
+            raise ShapeError(
+                "Expected `x` with numbers, on which the steps of a solve depend, got a tensor on the meta"
+                " device, which has none; give `x` on another one, with the layer moved there by to_empty."
+            )
+        if parameter is not None and parameter.device != tensor.device:
+            raise ShapeError(
+                f"Expected `x` on {parameter.device}, where the layer's parameters are, got {tensor.device};"
+                f" convert `x` with x.to({str(parameter.device)!r})."
+            )
         if dtype not in (None, tensor.dtype) and not torch.is_autocast_enabled(tensor.device.type):
             raise ShapeError(
                 f"Expected `x` of the {dtype} that the layer's parameters have, got {tensor.dtype};"

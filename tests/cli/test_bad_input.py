@@ -98,7 +98,7 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         (["--trainer.accelerator", "tpu"], "torch_xla"),
         (["--trainer.devices", "abc"], "An option of --trainer does not fit: `devices` selected with"),
         (["--trainer.logger", "WandbLogger"], "needs the package wandb"),
-        (["--model.optimizer", "timm.optim.Lion"], "needs the package timm, which is not installed."),
+        (["--model.optimizer", "absent.optim.Lion"], "needs the package absent, which is not installed."),
         (["--model.optimizer", "torch.optim.LBFGS"], "cannot be made (LBFGS doesn't support"),
         (
             ["--model.optimizer", "torch.optim.NAdam", "--model.optimizer.decay", "1"],
@@ -110,15 +110,30 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         ),
         (["--model.class_weights", "[1, 2]"], '`class_weights` to be "balanced" or 10 numbers'),
         (["--trainer.max_epochs", "-1"], "set --trainer.max_epochs"),
-        (["--model.learning_rate", "1e30"], "lower the learning rate"),
+        (["--trainer.devices", "99999"], f"devices of at most {os.cpu_count()}, the processor cores"),
+        (
+            ["--model.network.stem.channels=2000000", "--model.network.body.hidden=2000000"],
+            "There is no memory for 131 TiB at once, a weight of shape (2000000, 2000000, 3, 3); choose smaller",
+        ),
+        (
+            ["--data.augmentation=crop", "--model.network.stem.padding=200000"],
+            "; lower --data.batch_size or the sizes of the network.",
+        ),
+        (["--trainer.callbacks+=opteq.training.ceiling.RisingCeiling"], "RisingCeiling has nothing to raise"),
         (
             ["--model.network.body.solver=Anderson", "--model.network.body.solver.tol=1e-9"],
             "tol=1e-09 cannot be reached in float32; use at least 2e-06 or a wider dtype.",
         ),
     ],
 )
-def test_options(refuses, tiny, options, sentence):
+def test_options(refuses, tmp_path, tiny, options, sentence):
     assert sentence in refuses("fit", "--config", tiny, *options)
+    # A training that was refused leaves no folder.
+    assert list(tmp_path.glob("runs/*")) == []
+
+
+def test_a_training_that_diverges(refuses, tiny):
+    assert "lower the learning rate" in refuses("fit", "--config", tiny, "--model.learning_rate", "1e30")
 
 
 @pytest.fixture(scope="module")

@@ -6,10 +6,13 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
 from opteq.cli import main
+from opteq.errors import ConfigError
+from opteq.models.loading import load
 
 MINE = '''
 from dataclasses import dataclass
@@ -268,3 +271,119 @@ def test_what_data_lacks_is_said_in_one_sentence(refuses, tmp_path, monkeypatch,
     (tmp_path / f"{name}.py").write_text(MINE.replace(old, new))
     (tmp_path / "my.yaml").write_text(CONFIG.replace("mine.", f"{name}."))
     assert refuses("fit", "--config", "my.yaml").startswith(sentence)
+
+
+@pytest.fixture
+def own(opteq, tmp_path, monkeypatch):
+    """Trains for an epoch with a configuration and a module of the user's own."""
+
+    def fit(name, source, config):
+        monkeypatch.syspath_prepend(tmp_path)
+        (tmp_path / f"{name}.py").write_text(source)
+        (tmp_path / "my.yaml").write_text(yaml.safe_dump(config))
+        return opteq("fit", "--config", "my.yaml", "--trainer.max_epochs", 1)
+
+    return fit
+
+
+def with_body(module, body):
+    config = yaml.safe_load(CONFIG.replace("mine.", f"{module}."))
+    config["model"]["network"]["init_args"]["body"] = body
+    return config
+
+
+def similarity_layer(**similarity):
+    convolution = {
+        "class_path": "opteq.Conv2d",
+        "init_args": {"in_channels": 4, "out_channels": 4, "kernel_size": 1},
+    }
+    options = {"channels": 4, "activation": "tanh", "U": convolution, **similarity}
+    return {
+        "class_path": "opteq.EquilibriumLayer",
+        "init_args": {"map": {"class_path": "opteq.SimilarityMap", "init_args": options}},
+    }
+
+
+FUNCTION = (
+    MINE
+    + """
+
+def saturating(y: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
+    return ((c * y) - 0.1 * torch.log1p(y.square())).flatten(1).sum(1)
+"""
+)
+
+
+def test_a_function_by_its_name_is_found_again(own, tmp_path):
+    layer = similarity_layer(similarity="functions.saturating")
+    result = own("functions", FUNCTION, with_body("functions", layer))
+    assert result.status == 0, result.err
+    with pytest.raises(ConfigError, match=r"It uses functions\.saturating, and only classes of opteq"):
+        load("runs/my")
+    network = load("runs/my", trust=True)
+    x, body = torch.rand(2, 4, 3, 3), network.body
+    y = body(x)
+    c = torch.nn.functional.conv2d(x, body.map.U.weight).detach()
+    # y = tanh(∇S(y)) with the gradient by hand.
+    torch.testing.assert_close(y, torch.tanh(c - 0.2 * y / (1 + y.square())), rtol=0, atol=1e-2)
+
+
+ENUMERATION = (
+    MINE
+    + """
+
+from enum import Enum
+
+class Kind(Enum):
+    SMALL = 1
+
+class Chosen(nn.Module):
+    def __init__(self, kind: Kind) -> None:
+        super().__init__()
+        self.layer = nn.Conv2d(4, 4, kind.value)
+
+    def forward(self, x):
+        return self.layer(x)
+"""
+)
+
+
+def test_what_could_not_be_loaded_again_is_not_trained(own, tmp_path):
+    result = own(
+        "enumerations",
+        ENUMERATION,
+        with_body("enumerations", {"class_path": "enumerations.Chosen", "init_args": {"kind": "SMALL"}}),
+    )
+    assert result.status == 2
+    assert "could not be built again of its configuration ('str' object has no" in result.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_data_without_validation(own, opteq, refuses):
+    source = MINE.replace("def val_dataloader", "def test_dataloader").replace(
+        "test_dataloader = val_dataloader", ""
+    )
+    result = own("blind", source, yaml.safe_load(CONFIG.replace("mine.", "blind.")))
+    assert result.status == 0, result.err
+    assert "of the last checkpoint" in result.out
+    assert opteq("test", "runs/my", "--trust", "true").status == 0
+    assert "Expected Halves to have `val_dataloader`" in refuses("validate", "runs/my", "--trust", "true")
+
+
+@pytest.mark.parametrize("nothing", ["None", "[]"])
+def test_data_whose_validation_is_empty(own, nothing):
+    source = MINE.replace("    test_dataloader = val_dataloader\n", "").replace(
+        "def val_dataloader", "def test_dataloader"
+    )
+    source += f"\n    def val_dataloader(self):\n        return {nothing}\n"
+    name = f"nothing{len(nothing)}"
+    result = own(name, source, yaml.safe_load(CONFIG.replace("mine.", f"{name}.")))
+    assert result.status == 0, result.err
+    assert "of the last checkpoint" in result.out
+
+
+def test_data_without_tests(own):
+    source = MINE.replace("test_dataloader = val_dataloader", "")
+    result = own("untested", source, yaml.safe_load(CONFIG.replace("mine.", "untested.")))
+    assert result.status == 2
+    assert "Expected Halves to have `test_dataloader`" in result.err

@@ -7,7 +7,9 @@ import torch
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from opteq import native
 from opteq.cli import main
+from opteq.data.digits import Digits
 from opteq.training import command
 from opteq.training.checkpoints import LastCheckpoint, read_checkpoint
 
@@ -20,12 +22,26 @@ SWA = (
 )
 CASES = {
     "in workers": ("--data.augmentation", "crop", "--data.num_workers", "2"),
+    "in workers that persist": (
+        "--data=tests.cli.test_resume.Persistent",
+        "--data.train_limit=128",
+        "--data.augmentation=crop",
+        "--data.num_workers=2",
+    ),
     "averaged": ("--data.augmentation", "crop-flip", *EMA),
     "not validated": (
         "--trainer.limit_val_batches=0",
         "--trainer.callbacks+=opteq.training.tolerance.FollowingTolerance",
     ),
 }
+
+
+class Persistent(Digits):
+    """Loaders with workers that outlive an epoch, and with random numbers of their own."""
+
+    def _loader(self, images, augmented=False, **options):
+        generator = torch.Generator().manual_seed(5)
+        return super()._loader(images, augmented, persistent_workers=True, generator=generator, **options)
 
 
 class Cut(BaseException):
@@ -192,6 +208,27 @@ def test_the_stochastic_average_is_that_of_the_epochs(fit, cut, tmp_path, monkey
         torch.testing.assert_close(
             weights[name.removeprefix("network.")].double(), mean, rtol=1e-5, atol=1e-6
         )
+
+
+@pytest.mark.skipif(not native.available(), reason="no C compiler, or another processor")
+def test_a_training_that_goes_on_without_compiled_code_says_so(fit, cut, monkeypatch, caplog):
+    def said():
+        return [text for text in caplog.messages if "compiled code" in text]
+
+    cut(0)
+    with pytest.raises(Cut):
+        fit("parts")
+    assert said() == []
+    monkeypatch.setattr(native, "enabled", False)
+    cut(1)
+    with pytest.raises(Cut):
+        fit("parts", "--ckpt_path", "last")
+    (sentence,) = said()
+    assert sentence.startswith("The training goes on without compiled code, unlike before, and its numbers")
+    assert "opteq.native.enabled = False" in sentence
+    cut(9)
+    assert fit("parts", "--ckpt_path", "last").status == 0
+    assert said() == [sentence]
 
 
 def test_epochs_draw_other_numbers(fit, tmp_path, monkeypatch):

@@ -122,6 +122,67 @@ def test_the_scale_of_the_logits_does_not_count(pixels, scale, classes):
         )
 
 
+class OnePixel(nn.Module):
+    """Logits that are functions of the first pixel."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits = logits
+
+    def forward(self, x):
+        return torch.stack(self.logits(x[:, 0, 0, 0]), 1)
+
+
+def accuracy_of(logits, attack):
+    """Under an attack on an image of one half, of class 0."""
+    batch = torch.full((1, 1, 1, 1), 0.5), torch.tensor([0])
+    return attacked_accuracy(OnePixel(logits), [batch], attack, (0.0, 1.0))
+
+
+@pytest.mark.spec("R7.4")
+def test_falling_steps_find_what_steps_of_one_size_step_over():
+    def thin(x):  # class 0 loses on an interval of width 0.002 alone
+        return (x - 0.503).abs(), torch.full_like(x, 0.001)
+
+    options = {"steps": 100, "epsilon": 0.02, "random_start": False}
+    assert accuracy_of(thin, PGD(**options, step_size=0.005)) == 1.0
+    assert accuracy_of(thin, PGD(**options, step_size=None)) == 0.0
+
+
+@pytest.mark.spec("R7.4")
+def test_falling_steps_are_those_of_the_definition():
+    def upwards(x):
+        return -x, x
+
+    for steps in (1, 2, 3, 7):
+        attack = PGD(steps=steps, epsilon=0.4, step_size=None, random_start=False)
+        x = torch.full((1, 1, 1, 1), 0.5)
+        moved = attack(OnePixel(upwards), x, torch.tensor([0]), (0.0, 1.0))
+        assert moved.item() == pytest.approx(0.9)  # 2ε, and what follows, are clipped to ε
+    sizes = []
+
+    def downhill(x):  # the gradient changes its sign with every step
+        sizes.append(x.item())
+        return torch.zeros_like(x), x * (-1) ** len(sizes)
+
+    attack = PGD(steps=4, epsilon=0.1, step_size=None, random_start=False)
+    found = attack(OnePixel(downhill), torch.full((1, 1, 1, 1), 0.5), torch.tensor([0]), (0.0, 1.0))
+    # -0.2 is clipped to -0.1, then +0.15, -0.1, +0.05.
+    assert sizes == pytest.approx([0.5, 0.4, 0.55, 0.45])
+    assert found.item() == pytest.approx(0.5)
+
+
+@pytest.mark.spec("R7.4")
+def test_restarts_move_towards_one_wrong_class_after_the_other():
+    def trap(x):  # towards class 1, which is the likeliest but cannot win; class 2 wins below 0.334
+        return torch.zeros_like(x), (3 * (x - 0.5)).clamp(max=0.05) - 0.1, -3 * (x - 0.5) - 0.5
+
+    options = {"steps": 20, "epsilon": 0.2, "step_size": 0.02, "random_start": False}
+    assert accuracy_of(trap, PGD(**options)) == 1.0
+    assert accuracy_of(trap, PGD(**options, restarts=2)) == 1.0
+    assert accuracy_of(trap, PGD(**options, restarts=3)) == 0.0
+
+
 def test_images_without_a_gradient_are_counted(pixels):
     class Rounded(nn.Module):
         def forward(self, x):
@@ -154,7 +215,8 @@ def test_bad_options_are_refused():
     for options, message in (
         ({"steps": 0}, "`steps` of PGD to be at least 1, got 0"),
         ({"epsilon": -0.1}, "`epsilon` of PGD to be at least 0"),
-        ({"step_size": 0}, "`step_size` of PGD to be positive"),
+        ({"step_size": 0}, "`step_size` of PGD to be positive, or None, got 0"),
+        ({"restarts": 0}, "`restarts` of PGD to be at least 1, got 0"),
         ({"strength": 1}, "no option 'strength'"),
     ):
         with pytest.raises(ConfigError, match=message):

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import signal
 import subprocess
 import sys
 
@@ -11,11 +12,16 @@ from opteq.errors import ConfigError
 from opteq.system.locks import exclusive
 
 HOLD = """
-import sys
+import os, sys, time
 from pathlib import Path
 from opteq.system.locks import exclusive
 with exclusive(Path(sys.argv[1])):
-    print("held", flush=True)
+    child = os.fork()
+    if not child:  # lives on after its parent, as workers of loaders do for a while
+        os.closerange(0, 3)
+        time.sleep(20)
+        os._exit(0)
+    print("held", child, flush=True)
     sys.stdin.read()
 """
 
@@ -25,12 +31,16 @@ def test_a_folder_is_one_processs_at_a_time_and_free_once_it_is_killed(tmp_path)
         [sys.executable, "-c", HOLD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     with other:
-        assert other.stdout.readline() == "held\n"
+        held, child = other.stdout.readline().split()
+        assert held == "held"
         with pytest.raises(ConfigError, match=r"Another process is at work in .*; wait until it is done"):
             exclusive(tmp_path).__enter__()
         other.kill()
-    with exclusive(tmp_path):
-        pass
+    try:
+        with exclusive(tmp_path):
+            pass
+    finally:
+        os.kill(int(child), signal.SIGKILL)
 
 
 def test_a_file_system_without_locks_is_used_without(tmp_path, monkeypatch):

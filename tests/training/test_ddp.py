@@ -39,6 +39,7 @@ def test_pitfall_12_two_processes_equal_one(tmp_path):
     assert len(one) == 10
     for size, alone in one.items():
         together = two[size]
+        assert alone["metrics"]["images"] == 2 * size
         for name, weight in alone["weights"].items():
             torch.testing.assert_close(together["weights"][name], weight, rtol=1e-6, atol=1e-8, msg=name)
         assert together["metrics"].keys() == alone["metrics"].keys()

@@ -15,6 +15,8 @@ from torch.utils.data import DistributedSampler
 
 import opteq
 from opteq.data.digits import Digits
+from opteq.evaluation.record import evaluate
+from opteq.training.meter import TrainingMeter
 from opteq.training.module import ClassifierModule
 
 SIZES = (15, 16, 17, 19, 23, 26, 31, 33, 37, 41)
@@ -68,6 +70,7 @@ def train(processes, batch_size, size, average):
         label_smoothing=0.1,
         class_weights=weights,
     )
+    meter = TrainingMeter()
     trainer = Trainer(
         accelerator="cpu",
         devices=processes,
@@ -75,7 +78,7 @@ def train(processes, batch_size, size, average):
         precision="64-true",
         max_epochs=2,
         logger=False,
-        callbacks=[EMAWeightAveraging(decay=0.8)] if average else [],
+        callbacks=[meter, *([EMAWeightAveraging(decay=0.8)] if average else [])],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -85,6 +88,11 @@ def train(processes, batch_size, size, average):
     metrics = dict(trainer.callback_metrics)
     metrics |= trainer.test(module, datamodule=data, verbose=False)[0]
     scores = {name: float(value) for name, value in metrics.items()}
+    # What a report is drawn from, by the first process alone.
+    record = evaluate(
+        module.network, data.test_dataloader(), data.class_names, data.normalization, torch.device("cpu")
+    )
+    scores |= {"calibration_error": record.reliability.error, "images": meter.images}
     return {"weights": module.network.state_dict(), "metrics": scores}
 
 

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 import torch
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor
 
 from opteq.data.preprocess import Normalization
@@ -18,8 +19,9 @@ Task = Literal["classification", "segmentation"]
 class Facts:
     """The facts about the data of any `LightningDataModule`, after `prepare_data` and `setup`.
 
-    Its loaders must give batches `(images, labels)`, images `(batch, channels, H, W)`, and it must have
-    `class_names`, one for each label. What else it has is used:
+    It must have loaders for training and for tests, which give batches `(images, labels)`, images
+    `(batch, channels, H, W)`, and `class_names`, one for each label. Without a loader for validation, the
+    checkpoint that is tested is the last. What else it has is used:
 
     - `title`: what the data set is called; its class unless given
     - `task`: `"segmentation"`, where every pixel has a label (negative for none), or else `"classification"`
@@ -103,16 +105,41 @@ class Facts:
         """A batch of images and labels that are not trained on.
 
         Raises:
-            ConfigError: The loader gives something else.
+            ConfigError: There is no loader for them, or it gives something else.
         """
-        loader = self.test_dataloader() if self.stage == "test" else self.data.val_dataloader()
-        match next(iter(loader)):
+        of_test = self.stage == "test" or (self.stage == "fit" and not self.has_validation)
+        loader = self._loader("test_dataloader" if of_test else "val_dataloader")
+        match next(iter(loader), None):
             case [Tensor(ndim=4) as images, Tensor() as labels]:
                 return images, labels
         raise ConfigError(
             f"Expected batches (images, labels) of {self.title}, images of shape (batch, channels, H, W)."
         )
 
+    @property
+    def has_validation(self) -> bool:
+        """Whether there are batches to validate a training on."""
+        return self._given("val_dataloader") is not None
+
     def test_dataloader(self) -> Iterable[Sequence[Tensor]]:
-        """The batches of the test set."""
-        return self.data.test_dataloader()
+        """The batches of the test set.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        return self._loader("test_dataloader")
+
+    def _loader(self, name: str) -> Iterable[Sequence[Tensor]]:
+        loader = self._given(name)
+        if loader is None:
+            raise ConfigError(
+                f"Expected {type(self.data).__name__} to have `{name}`, a method that gives batches (images,"
+                " labels)."
+            )
+        return loader
+
+    def _given(self, name: str) -> Iterable[Sequence[Tensor]] | None:
+        """What the data module gives by that name, if it does."""
+        # Lightning's own, which every module inherits, raises an error.
+        loader = getattr(self.data, name)() if is_overridden(name, self.data) else None
+        return None if loader == [] else loader

@@ -27,22 +27,31 @@ class PGD:
     The loss is `m = log Σ_{j≠y} exp l_j - l_y` of the logits `l`. The cross entropy is `log(1 + exp m)`: its
     gradient has the same direction, but vanishes among floating-point numbers where the network is sure.
 
+    To judge how robust a network is, take many steps of falling size, and restarts, as in
+    `PGD(steps=100, step_size=None, restarts=5)`: steps of one size, and one loss, overstate it (Croce & Hein
+    2020).
+
     Args:
         steps: number of gradient steps.
         epsilon: `ε`, the largest change of a pixel.
-        step_size: `α`.
+        step_size: `α`; None for `2ε(1 - k/steps)` in step `k = 0, 1, …`.
         random_start: start from a random point of the ball rather than from the image.
+        restarts: attacks on an image, until one changes its class. The second one is on the difference to the
+            likeliest wrong class, `m = l_j - l_y`, the next on that to the second likeliest, and so on (Gowal
+            et al. 2019); after the last class it begins anew.
     """
 
     steps: int = 3
     epsilon: float = 8 / 255
-    step_size: float = 2 / 255
+    step_size: float | None = 2 / 255
     random_start: bool = True
+    restarts: int = 1
 
     def __post_init__(self) -> None:
         require(self.steps >= 1, self, "steps", "at least 1")
         require(self.epsilon >= 0, self, "epsilon", "at least 0")
-        require(self.step_size > 0, self, "step_size", "positive")
+        require(self.step_size is None or self.step_size > 0, self, "step_size", "positive, or None")
+        require(self.restarts >= 1, self, "restarts", "at least 1")
 
     def __call__(
         self, network: nn.Module, images: Tensor, labels: Tensor, normalization: Normalization
@@ -65,25 +74,56 @@ class PGD:
     def attack(
         self, network: nn.Module, images: Tensor, labels: Tensor, normalization: Normalization
     ) -> tuple[Tensor, Tensor]:
-        """The attacked images, and `(batch,)` whether the gradient was zero in one of the steps.
+        """The attacked images, and `(batch,)` whether the gradient was zero in a step of every attack.
 
         Such an image was not attacked to the full: that it is classified rightly shows nothing.
         """
         mean, deviation = (v.to(images) for v in channelwise(normalization))
         # The ball, and the range of pixels, as the network sees them.
-        radius, step = self.epsilon / deviation, self.step_size / deviation
+        images, radius = images.detach(), self.epsilon / deviation
         lowest = torch.maximum(images - radius, -mean / deviation)
         highest = torch.minimum(images + radius, (1 - mean) / deviation)
-        attacked = images.detach()
-        if self.random_start:
-            attacked = attacked + radius * (2 * torch.rand_like(attacked) - 1)
-            attacked = attacked.clamp(lowest, highest)
-        blind = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        attacked = images.clone()
+        blind = torch.ones(len(images), dtype=torch.bool, device=images.device)
+        left = torch.arange(len(images), device=images.device)
         with eval_mode(network):
-            for _ in range(self.steps):
-                gradient = _loss_gradient(network, attacked, labels)
-                blind |= ~gradient.flatten(1).any(1)
-                attacked = (attacked + step * gradient.sign()).clamp(lowest, highest)
+            rivals = _rivals(network, images, labels) if self.restarts > 1 else [None]
+            for restart in range(self.restarts):
+                if restart:
+                    left = left[_logits(network, attacked[left]).argmax(1) == labels[left]]
+                if not len(left):
+                    break
+                rival = rivals[restart % len(rivals)]
+                attacked[left], unseen = self._attack_once(
+                    network,
+                    images[left],
+                    labels[left],
+                    None if rival is None else rival[left],
+                    (lowest[left], highest[left], 1 / deviation),
+                )
+                blind[left] &= unseen
+        return attacked, blind
+
+    def _attack_once(
+        self,
+        network: nn.Module,
+        images: Tensor,
+        labels: Tensor,
+        rivals: Tensor | None,
+        space: tuple[Tensor, Tensor, Tensor],
+    ) -> tuple[Tensor, Tensor]:
+        """One attack within the bounds of a `space`, which come with the size of a pixel's unit there."""
+        lowest, highest, unit = space
+        attacked = images
+        if self.random_start:
+            noise = self.epsilon * unit * (2 * torch.rand_like(images) - 1)
+            attacked = (images + noise).clamp(lowest, highest)
+        blind = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        for k in range(self.steps):
+            size = 2 * self.epsilon * (1 - k / self.steps) if self.step_size is None else self.step_size
+            gradient = _loss_gradient(network, attacked, labels, rivals)
+            blind |= ~gradient.flatten(1).any(1)
+            attacked = (attacked + size * unit * gradient.sign()).clamp(lowest, highest)
         return attacked, blind
 
 
@@ -120,13 +160,29 @@ def attacked_accuracy(
     return hits / max(samples, 1)
 
 
-def _loss_gradient(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+def _logits(network: nn.Module, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return network(images)
+
+
+def _rivals(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor | None]:
+    """None for all wrong classes together, then the wrong classes `(batch,)`, the likeliest ones first."""
+    logits = _logits(network, images)
+    wrong = logits.scatter(1, labels[:, None], -math.inf).argsort(1, descending=True)[:, :-1]
+    return [None, *wrong.unbind(1)]
+
+
+def _loss_gradient(network: nn.Module, images: Tensor, labels: Tensor, rivals: Tensor | None) -> Tensor:
+    """Of the logarithmic odds of all wrong classes, or of the logit of one, against the true class."""
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         logits = network(images)
         refuse_non_finite(logits)
         logits = logits.double()
         true = F.one_hot(labels, logits.shape[1]).bool()
-        margins = logits.masked_fill(true, -math.inf).logsumexp(1) - logits[true]
+        if rivals is None:
+            against = logits.masked_fill(true, -math.inf).logsumexp(1)
+        else:
+            against = logits.gather(1, rivals[:, None])[:, 0]
         # Summed, so that every sample's gradient is that of its own loss.
-        return torch.autograd.grad(margins.sum(), images)[0]
+        return torch.autograd.grad((against - logits[true]).sum(), images)[0]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from inspect import isclass, signature
 from pydoc import ErrorDuringImport, locate
-from typing import Any
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from torch import nn
 
@@ -81,13 +82,16 @@ def _fill(spec: Any, **numbers: int | None) -> int | None:
 def build(spec: Any, trust: bool = False) -> Any:
     """Build what a `class_path` with its `init_args` describes, here and in nested arguments.
 
+    Where a class takes functions or classes and no text, by its annotations, an import path stands for one.
+
     Args:
         spec: plain values, in which mappings with a `class_path` stand for objects.
         trust: build objects of any class that can be imported, not only of opteq's and of the modules of
             `torch.nn`.
 
     Raises:
-        ConfigError: A class is not trusted, there is none of that name, or it does not take the arguments.
+        ConfigError: A class or a function is not trusted, there is none of that name, or it does not take the
+            arguments.
     """
     if not trust:
         for class_path in _class_paths(spec):
@@ -118,11 +122,38 @@ def _built(spec: Any, trust: bool) -> Any:
     if not isinstance(class_path, str) or not isinstance(arguments, Mapping):
         raise ConfigError(f"Expected a class_path with a mapping of init_args, got {dict(spec)}.")
     cls = _find(class_path, trust)
-    arguments = {name: _built(value, trust) for name, value in arguments.items()}
+    named = _named_arguments(cls)
+    arguments = {
+        name: _find_named(value, trust) if name in named and isinstance(value, str) else _built(value, trust)
+        for name, value in arguments.items()
+    }
     try:
         return cls(**arguments)
     except TypeError as error:
         raise ConfigError(f"Could not build {class_path}: {error}.") from error
+
+
+def _named_arguments(cls: Any) -> set[str]:
+    """The arguments of a class that are functions or classes, for which texts are names."""
+    try:
+        hints = get_type_hints(cls.__init__)
+    except (NameError, TypeError):  # annotations for type checkers alone
+        return set()
+    kinds = {
+        name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        for name, hint in hints.items()
+    }
+    return {
+        name
+        for name, options in kinds.items()
+        if str not in options and not {Callable, type}.isdisjoint(get_origin(o) or o for o in options)
+    }
+
+
+def _find_named(path: str, trust: bool) -> Any:
+    if not trust:
+        _check_root(path)
+    return _find(path, trust)
 
 
 def _find(class_path: str, trust: bool) -> Any:

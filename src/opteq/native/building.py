@@ -27,8 +27,8 @@ _SOURCES = Path(__file__).parent
 _FUNCTION = "opteq_forces"
 # By what PyTorch says of the processor: a name, not "native", so that machines that share a folder agree.
 _TARGETS = {"AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}
-# Seconds, and those on a machine with more to do than it has processors; it takes about ten.
-_PATIENCE, _BUSY_PATIENCE = 30, 300
+# Seconds without work after which a compiler is taken for hung, and seconds of work; it takes about ten.
+_PATIENCE, _WORK = 30, 300
 # Seconds for which a compiler that did not come to an end is not asked again.
 _MEMORY = 600
 # Characters of what a compiler says that are shown.
@@ -57,7 +57,8 @@ def library() -> Library:
     It takes a C compiler with OpenMP (`$CC`, else `cc`; GCC from 11 on) and an x86 processor with AVX2. The
     library is kept in `$XDG_CACHE_HOME/opteq`, by default `~/.cache/opteq`; other sources or another
     processor make another one. Where that is no place of the user's own, or cannot be written to, every
-    process compiles for itself. A compiler that does not come to an end is not asked again for ten minutes.
+    process compiles for itself. A compiler that does not come to an end is not asked again for ten minutes;
+    one that works, or waits for its turn on a busy machine, is waited for.
     It shares the threads of PyTorch wherever both use the same OpenMP library, as the wheels do with GCC.
     """
     target = _TARGETS.get(torch.backends.cpu.get_cpu_capability())
@@ -94,8 +95,8 @@ def library() -> Library:
                 return Library(functions, "compiled now, for this process alone")
             made.replace(folder / name)
         return Library(functions, f"compiled now, and kept as {folder / name}")
-    except subprocess.TimeoutExpired as error:
-        why = f"did not finish within {error.timeout:g} seconds"
+    except _Hung as error:
+        why = str(error)
         if hung is not None:
             hung.touch()
     except subprocess.CalledProcessError as error:
@@ -118,10 +119,15 @@ def _compiler() -> list[str]:
         return [asked]
 
 
+class _Hung(Exception):
+    """Says what a compiler did that does not come to an end."""
+
+
 def _compile(command: list[str]) -> None:
-    """Run a compiler, and end it with all that it has started if it takes too long."""
-    is_busy = os.getloadavg()[0] > (os.cpu_count() or 1)
-    patience = _BUSY_PATIENCE if is_busy else _PATIENCE
+    """Run a compiler, and end it with all that it has started if it does not come to an end.
+
+    Not by the clock, but by the work it does: on a busy machine it may wait for its turn for minutes.
+    """
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -132,12 +138,43 @@ def _compile(command: list[str]) -> None:
         start_new_session=True,
     ) as process:
         try:
-            said, _ = process.communicate(timeout=patience)
+            said = _said(process)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
             raise
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command, said)
+
+
+def _said(process: subprocess.Popen[str]) -> str:
+    """What a process has said by its end.
+
+    Raises:
+        _Hung: it does nothing, or too much.
+    """
+    work, idle_since = 0.0, time.monotonic()
+    while True:
+        with suppress(subprocess.TimeoutExpired):
+            return process.communicate(timeout=_PATIENCE / 10)[0]
+        before, work = work, _work(process.pid)
+        if work != before:
+            idle_since = time.monotonic()
+        elif time.monotonic() - idle_since > _PATIENCE:
+            raise _Hung(f"did nothing for {_PATIENCE:g} seconds")
+        if work > _WORK:
+            raise _Hung(f"did not finish within {_WORK:g} seconds of work")
+
+
+def _work(group: int) -> float:
+    """Seconds of processor time of a group of processes and of those that they have waited for."""
+    ticks = 0
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            # The name, which comes before, may have spaces and parentheses.
+            values = path.read_bytes().rpartition(b")")[2].split()
+            if int(values[2]) == group:
+                ticks += sum(map(int, values[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _seal(path: Path) -> None:

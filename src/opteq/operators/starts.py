@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from opteq.errors import ConfigError
 from opteq.options import check_kind, is_number, require, strict_options
+from opteq.system.shortage import shortage
 
 
 class Start(ABC):
@@ -77,10 +79,15 @@ def initial_weight(shape: tuple[int, ...], start: Start | None, groups: int = 1)
     """A weight `(out, in / groups, ...)` with the values of a start, `UniformStart()` unless given.
 
     Raises:
-        ConfigError: if `start` is none.
+        ConfigError: if `start` is none, or there is no memory for the weight.
     """
     start = UniformStart() if start is None else start
     check_kind(Start, "start", start, "one such as OrthogonalStart()")
-    weight = torch.empty(shape)
+    try:
+        weight = torch.empty(shape)
+    except RuntimeError as error:
+        if (lack := shortage(error)) is None:
+            raise
+        raise ConfigError(f"{lack}, a weight of shape {shape}; choose smaller sizes.") from error
     start.fill_(weight, groups)
     return nn.Parameter(weight)

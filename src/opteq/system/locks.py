@@ -1,6 +1,7 @@
 """Claims on folders, between processes."""
 
 import errno
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,6 +27,18 @@ else:
 
 LOCK = ".lock"
 
+_held: set[BinaryIO] = set()
+
+
+def _let_go() -> None:
+    for file in _held:
+        file.close()
+
+
+# A worker of a loader may live on for seconds after its training was killed, which must not hold the folder.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_let_go)
+
 
 @contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
@@ -47,4 +60,8 @@ def exclusive(folder: Path) -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
-        yield
+        _held.add(file)
+        try:
+            yield
+        finally:
+            _held.discard(file)

@@ -1,4 +1,6 @@
-"""A look at one batch before anything is trained or written."""
+"""A look at the model and at one batch before anything is trained or written."""
+
+from typing import Any
 
 import torch
 from torch import nn
@@ -7,6 +9,8 @@ from opteq.data.facts import Facts
 from opteq.errors import ConfigError
 from opteq.evaluation.passes import eval_mode
 from opteq.models.loading import ModelCard
+from opteq.models.parts import build
+from opteq.system.shortage import shortage
 
 
 def check_classes(card: ModelCard, data: Facts) -> None:
@@ -42,6 +46,8 @@ def check_match(network: nn.Module, data: Facts) -> None:
     except ConfigError:
         raise  # about an option of the network, whatever the images
     except (RuntimeError, ValueError) as error:
+        if shortage(error):
+            raise
         raise ConfigError(
             f"The network does not take the images of {data.title} ({channels} channels, "
             f"{height}×{width}): {error} Look at the options of --model.network that say how many channels "
@@ -69,3 +75,24 @@ def check_match(network: nn.Module, data: Facts) -> None:
             f"Expected labels of {data.title} to be whole numbers below {classes}, one per class, got"
             f" {labels.dtype} up to {labels.max().item()}."
         )
+
+
+def check_rebuilt(network: nn.Module, config: dict[str, Any]) -> None:
+    """Check that a network can be built again of what is kept with its weights, see `opteq.load`.
+
+    Args:
+        network: The network.
+        config: Its part of the configuration, in plain values.
+
+    Raises:
+        ConfigError: It cannot, or there results another one.
+    """
+    try:
+        with torch.random.fork_rng():
+            build(config, trust=True).load_state_dict(network.state_dict())
+    except Exception as error:  # of the user's own classes, whatever it is
+        reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+        raise ConfigError(
+            f"After its training this network could not be built again of its configuration ({reason}); give"
+            " its parts as class_path with plain init_args, and functions by their names."
+        ) from error

@@ -1,17 +1,19 @@
 """The commands that train and evaluate, on Lightning's command line interface."""
 
 import os
+import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from jsonargparse import ArgumentError, Namespace
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch.accelerators import CPUAccelerator
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning_utilities.core.rank_zero import rank_zero_info
 
@@ -47,7 +49,7 @@ from opteq.training.checkpoints import (
     LastCheckpoint,
     read_checkpoint,
 )
-from opteq.training.checks import check_classes, check_match
+from opteq.training.checks import check_classes, check_match, check_rebuilt
 from opteq.training.console import quiet_lightning
 from opteq.training.epochs import SameEpochs
 from opteq.training.meter import TrainingMeter
@@ -91,8 +93,6 @@ def run_command(arguments: list[str], default_run: str = "run") -> str:
         return TrainingCLI(arguments, default_run).outcome
     except MisconfigurationException as error:
         raise ConfigError(str(error)) from error
-    except torch.OutOfMemoryError as error:
-        raise ConfigError("The accelerator is out of memory; lower --data.batch_size.") from error
     except ModuleNotFoundError as error:
         # Lightning's word for a device or a logger whose package is not installed.
         raise ConfigError(str(error)) from error
@@ -197,7 +197,13 @@ class TrainingCLI(LightningCLI):
         options = self._get(self.config_init, "trainer")
         kwargs["plugins"] = [*_listed(options["plugins"]), AtomicCheckpointIO()]
         kwargs["logger"] = _listed(options["logger"])
+        started = _started_by_torchrun()
+        if started and options["devices"] == "auto":
+            machines, kwargs["devices"] = started
+            kwargs["num_nodes"] = machines
         self._check_data()
+        if self.subcommand == "fit" and not self.facts.has_validation:
+            kwargs["limit_val_batches"] = 0
         if self.subcommand == "fit" and not options["fast_dev_run"]:
             self.run = self._open_run()
             if options["logger"] is not False:
@@ -216,11 +222,23 @@ class TrainingCLI(LightningCLI):
         else:
             kwargs["enable_checkpointing"] = False
         try:
-            return super().instantiate_trainer(**kwargs)
+            trainer = super().instantiate_trainer(**kwargs)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ConfigError(
                 f"An option of --trainer does not fit: {' '.join(str(error).split())}"
             ) from error
+        cores = os.cpu_count() or 1
+        if isinstance(trainer.accelerator, CPUAccelerator) and trainer.num_devices > cores:
+            raise ConfigError(
+                f"Expected --trainer.devices of at most {cores}, the processor cores of this machine, got"
+                f" {trainer.num_devices}."
+            )
+        if started and trainer.world_size != started[0] * started[1]:
+            raise ConfigError(
+                f"torchrun started {started[0] * started[1]} processes, but --trainer.devices and"
+                f" --trainer.num_nodes are for {trainer.world_size}; leave them out."
+            )
+        return trainer
 
     def _run_subcommand(self, subcommand: str) -> None:
         try:
@@ -282,6 +300,9 @@ class TrainingCLI(LightningCLI):
         checkpoint = None if self.subcommand == "fit" else self.config[str(self.subcommand)].ckpt_path
         if checkpoint and (run_folder(Path(checkpoint)) / CARD).is_file():
             check_classes(ModelCard.read(run_folder(Path(checkpoint))), self.facts)
+        if self.subcommand == "fit":
+            self.facts.test_dataloader()  # needed at the end, but better missed now
+            check_rebuilt(self.model.network, self._resolved_config()["model"]["network"])
         check_match(self.model.network, self.facts)
 
     def _load(self, path: Path) -> None:
@@ -315,11 +336,17 @@ class TrainingCLI(LightningCLI):
             run = Run(runs_dir / name, checkpoint)
             if is_first_process:
                 run = start_run(runs_dir, name, checkpoint)
+                self._held.push(partial(self._leave_no_trace, run.folder))
                 self._held.enter_context(exclusive(run.folder))
         if is_first_process:
             save_config(run.folder, config)
             write_versions(run.folder)
         return run
+
+    def _leave_no_trace(self, folder: Path, kind: type[BaseException] | None, *_: Any) -> None:
+        """Remove the folder of a training that was refused before its first step."""
+        if kind is not None and issubclass(kind, Exception) and not self._meter.began:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _card(self) -> ModelCard:
         """What the weights of the network belong to."""
@@ -383,6 +410,14 @@ def _is_first_process() -> bool:
     """
     node = os.environ.get("NODE_RANK", os.environ.get("GROUP_RANK", "0"))
     return getattr(rank_zero_only, "rank", 0) == 0 and node == "0"
+
+
+def _started_by_torchrun() -> tuple[int, int] | None:
+    """The number of machines, and of processes on each; None unless torchrun has started this one."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    everywhere, here = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
+    return everywhere // here, here
 
 
 def _listed(value: Any) -> list[Any]:

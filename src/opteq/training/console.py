@@ -28,6 +28,8 @@ IGNORED_WARNINGS = (
     r"Checkpoint directory .* exists and is not empty",
     # What is there twice is not counted twice, see `opteq.training.shares`.
     r"Using `DistributedSampler` with the dataloaders",
+    # Data need not be validated on; the outcome says which checkpoint was tested.
+    r"You defined a `validation_step` but have no `val_dataloader`",
     # Evaluating a checkpoint needs none of the callbacks of the training.
     r"Be aware that when using `ckpt_path`, callbacks",
     # From where it starts to average, its schedule takes the place of ours.

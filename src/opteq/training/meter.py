@@ -13,12 +13,14 @@ class TrainingMeter(Callback):
 
     Attributes:
         seconds: Seconds spent so far.
-        images: Training images processed so far, by all processes.
+        images: Training images processed so far, by all processes; a `ClassifierModule` says how many.
+        began: Whether this process has trained on a batch.
     """
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.images = 0
+        self.began = False
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last = time.perf_counter()
@@ -26,7 +28,8 @@ class TrainingMeter(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.images += len(batch[0]) * trainer.world_size
+        self.images += outputs["images"]
+        self.began = True
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._advance()

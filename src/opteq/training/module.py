@@ -116,7 +116,8 @@ class ClassifierModule(LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         settle_norms(self.network)
 
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> dict[str, Any]:
+        """The loss of a batch, and how many images it is that of, those of all processes."""
         images, labels = batch
         own = own_samples(self.trainer.train_dataloader, batch_idx, len(images))
         # A process without samples of its own goes along, for the others wait for its gradients.
@@ -136,7 +137,7 @@ class ClassifierModule(LightningModule):
         if self._has_samples:
             self._log_scores(self.train_metrics, logits, labels)
         self._log_mean("train_loss", loss, samples, prog_bar=True)
-        return loss
+        return {"loss": loss, "images": samples}
 
     def on_train_batch_end(self, outputs: Any, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._batch_scope.close()
