@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo test lint types imports unit spec device bench docs clean
+.PHONY: help demo test lint types imports unit spec mutants device bench docs clean
 .SECONDARY:
 
 help: ## list the targets

@@ -113,7 +113,7 @@ def test_commands(refuses, tmp_path, arguments, sentence):
         (["--trainer.devices", "99999"], f"devices of at most {os.cpu_count()}, the processor cores"),
         (
             ["--model.network.stem.channels=2000000", "--model.network.body.hidden=2000000"],
-            "There is no memory for 131 TiB at once, a weight of shape (2000000, 2000000, 3, 3); choose smaller",
+            "There is no memory for 131 TiB at once, a weight of shape (2000000, 2000000, 3, 3);",
         ),
         (
             ["--data.augmentation=crop", "--model.network.stem.padding=200000"],
