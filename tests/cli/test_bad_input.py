@@ -35,7 +35,7 @@ def run(tiny, tmp_path_factory):
         (["fit"], "Missing model.network, data; give a preset"),
         (["fit", "digits"], "did you mean --config digits?"),
         (["fit", "--config", "digitz"], "digitz is neither a preset nor a file; did you mean digits?"),
-        (["fit", "--config", "my.yaml"], f"presets are {', '.join(preset.name for preset in presets())}."),
+        (["fit", "--config", "my.yaml"], f"presets are {', '.join(sorted(p.name for p in presets()))}."),
         (["test", "--config", "digits"], "name a run (opteq test runs/digits) or a checkpoint"),
         (["validate", "nowhere"], "nowhere is not the folder of a run"),
         (["predict", "nowhere", "images"], "nowhere holds no trained model"),
