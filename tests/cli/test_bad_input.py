@@ -133,7 +133,8 @@ def test_options(refuses, tmp_path, tiny, options, sentence):
 
 
 def test_a_training_that_diverges(refuses, tiny):
-    assert "lower the learning rate" in refuses("fit", "--config", tiny, "--model.learning_rate", "1e30")
+    message = refuses("fit", "--config", tiny, "--model.learning_rate", "1e30")
+    assert "lower --model.learning_rate" in message
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +271,7 @@ class TestData:
 
         def run(*options):
             return refuses(
-                "fit", "--model.network=ImageClassifier", "--model.network.stem=ConvStem",
+                "fit", "--model.network=ImageClassifier", "--model.network.stem=opteq.models.stems.ConvStem",
                 "--model.network.body=Unit", "--model.network.head=Head",
                 "--data=ImageFolder", f"--data.root={tmp_path}", "--data.image_size=8",
                 "--trainer.max_epochs=1", "--trainer.enable_progress_bar=false", *options,
