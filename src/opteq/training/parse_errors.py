@@ -105,8 +105,10 @@ def _unchosen(report: str) -> str | None:
 
 
 def _leaves(base: type) -> list[str]:
-    """Names of the classes below `base` that have none below them."""
-    found = (_leaves(cls) or [cls.__name__] for cls in base.__subclasses__())
+    """Names of the classes of opteq below `base` that have none below them."""
+    # One of a user's own may derive from any of them, also from one that is a choice itself.
+    own = (cls for cls in base.__subclasses__() if cls.__module__.startswith("opteq."))
+    found = (_leaves(cls) or [cls.__name__] for cls in own)
     return sorted({name for names in found for name in names})
 
 
