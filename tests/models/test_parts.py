@@ -153,6 +153,16 @@ def test_modules_of_torch_are_built():
     assert type(layer) is nn.Linear
 
 
+def test_options_of_a_dataclass_need_no_class_path():
+    """As the parser of the command writes them."""
+    coupling = {"weight": 0.02, "tau": 0.01, "heritage": False, "diversity": True}
+    arguments = {"channels": 4, "hidden": [3, 3], "coupling": coupling}
+    body = build({"class_path": "opteq.models.bodies.Coupled", "init_args": arguments})
+    assert body.map.coupling == opteq.HeritageDiversity(0.02, 0.01, heritage=False)
+    with pytest.raises(ConfigError, match="HeritageDiversity has no option 'wait'"):
+        build({"class_path": "opteq.models.bodies.Coupled", "init_args": {"coupling": {"wait": 1}}})
+
+
 @pytest.mark.parametrize("class_path", ["opteq.nowhere.Foo", "opteq.models.classifier.OptEqClassifier"])
 def test_classes_of_another_version_are_named(class_path):
     with pytest.raises(ConfigError, match=f"This version of opteq has no {class_path}"):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import is_dataclass
 from inspect import isclass, signature
 from pydoc import ErrorDuringImport, locate
 from types import UnionType
@@ -82,7 +83,8 @@ def _fill(spec: Any, **numbers: int | None) -> int | None:
 def build(spec: Any, trust: bool = False) -> Any:
     """Build what a `class_path` with its `init_args` describes, here and in nested arguments.
 
-    Where a class takes functions or classes and no text, by its annotations, an import path stands for one.
+    By the annotations of a class an import path stands for a function or a class where it takes those and no
+    text, and a mapping of options for a dataclass.
 
     Args:
         spec: plain values, in which mappings with a `class_path` stand for objects.
@@ -122,31 +124,38 @@ def _built(spec: Any, trust: bool) -> Any:
     if not isinstance(class_path, str) or not isinstance(arguments, Mapping):
         raise ConfigError(f"Expected a class_path with a mapping of init_args, got {dict(spec)}.")
     cls = _find(class_path, trust)
-    named = _named_arguments(cls)
-    arguments = {
-        name: _find_named(value, trust) if name in named and isinstance(value, str) else _built(value, trust)
-        for name, value in arguments.items()
-    }
+    kinds = _kinds(cls)
+    arguments = {name: _argument(value, kinds.get(name, ()), trust) for name, value in arguments.items()}
     try:
         return cls(**arguments)
     except TypeError as error:
         raise ConfigError(f"Could not build {class_path}: {error}.") from error
 
 
-def _named_arguments(cls: Any) -> set[str]:
-    """The arguments of a class that are functions or classes, for which texts are names."""
+def _argument(value: Any, kinds: Collection[Any], trust: bool) -> Any:
+    """An argument of one of some kinds.
+
+    Where these are functions or classes, a text is the name of one. Where one is a dataclass, a mapping
+    without a `class_path` has its options, as the parser of the command writes them.
+    """
+    named = str not in kinds and not {Callable, type}.isdisjoint(get_origin(k) or k for k in kinds)
+    if named and isinstance(value, str):
+        return _find_named(value, trust)
+    options = next((kind for kind in kinds if isclass(kind) and is_dataclass(kind)), None)
+    if options is not None and isinstance(value, Mapping) and "class_path" not in value:
+        return options(**{name: _built(part, trust) for name, part in value.items()})
+    return _built(value, trust)
+
+
+def _kinds(cls: Any) -> dict[str, tuple[Any, ...]]:
+    """What each argument of a class may be, by its annotation."""
     try:
         hints = get_type_hints(cls.__init__)
     except (NameError, TypeError):  # annotations for type checkers alone
-        return set()
-    kinds = {
+        return {}
+    return {
         name: get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         for name, hint in hints.items()
-    }
-    return {
-        name
-        for name, options in kinds.items()
-        if str not in options and not {Callable, type}.isdisjoint(get_origin(o) or o for o in options)
     }
 
 
