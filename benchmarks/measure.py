@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from benchmarks.contenders import Contender
+from opteq.experiments.costs import peak_memory
 
 
 @dataclass
@@ -73,31 +74,6 @@ def time_step(contender: Contender) -> tuple[float, float]:
         synchronize()
         end = time.perf_counter()
     return middle - start, end - middle
-
-
-def peak_memory(step: Callable[[], object], device: torch.device) -> int:
-    """Most bytes that `step` holds at once beyond what was allocated before.
-
-    Counted from the events of PyTorch's allocator, which also serves the scratch space of its
-    convolutions. Resident size would add the pages of libraries, what earlier work left behind and what
-    the C library keeps for later.
-    """
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(device)
-        before = torch.cuda.memory_allocated(device)
-        step()
-        return torch.cuda.max_memory_allocated(device) - before
-    activity = torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[activity], profile_memory=True) as profile:
-        step()
-    events = profile.profiler.kineto_results.events()  # pyright: ignore[reportOptionalMemberAccess]
-    held = peak = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        if event.name() == "[memory]":
-            held += event.nbytes()  # pyright: ignore[reportAttributeAccessIssue]
-            peak = max(peak, held)
-    return peak
 
 
 def step_memory(contender: Contender) -> int:

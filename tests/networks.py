@@ -8,7 +8,14 @@ from opteq.models.parts import build, complete
 from opteq.models.stems import ConvStem
 
 GREY = ("Digits", "FashionMNIST")
-CLASSES = {"CIFAR100": 100, "Cityscapes": 19, "SegmentationFolder": 11, "imagenet": 1000, "imagenet100": 100}
+CLASSES = {
+    "CIFAR100": 100,
+    "Cityscapes": 19,
+    "SegmentationFolder": 11,
+    "imagenet": 1000,
+    "imagenet100": 100,
+    "tiny_imagenet30": 30,
+}
 
 
 def unit_classifier(in_channels=3, classes=10, channels=4, hidden=4, pool=1, **options):

@@ -21,7 +21,7 @@ opteq trains and examines optimization-induced equilibrium models.
   opteq test RUN                       evaluate the best checkpoint on the test images
   opteq validate RUN                   the same on the validation images
   opteq predict RUN FOLDER_OR_IMAGE    classify images, into RUN/predictions.csv
-  opteq reproduce                      list the tables of the papers that can be reproduced
+  opteq reproduce --list               list the tables and figures of the papers, and what has been run
   opteq reproduce TABLE                train and compare its rows; a second call goes on
 
 Options change a configuration, for example
@@ -161,27 +161,38 @@ def _predict(options: list[str]) -> None:
 
 
 def _reproduce(options: list[str]) -> None:
-    from opteq.experiments.tables import read_table, table_names, trainings
+    from opteq.experiments.output import listing, write_results
+    from opteq.experiments.reproduce import reproduce
+    from opteq.experiments.smoke import smoke
+    from opteq.experiments.tables import SCALES, read_table
 
-    if not options:
-        tables = [read_table(name) for name in table_names()]
-        _print_entries([(t.name, t.title, f"{t.source}; {len(trainings(t))} trainings") for t in tables])
-        return
     parser = _Parser(
         prog="opteq reproduce",
-        description="Train and compare the rows of a table; without a table, list those that there are.",
+        description="Train and compare the rows of a table or figure; without one, list those there are.",
         epilog="Options of opteq fit apply to all rows, for example --data.root DIR.",
         allow_abbrev=False,
     )
-    parser.add_argument("table", help="name of a table, or a YAML file of the same form")
-    parser.add_argument("--output", type=Path, help="folder of the runs and the table; reproduced/TABLE")
+    parser.add_argument("table", nargs="?", help="name of a table, or a YAML file of the same form")
+    parser.add_argument(
+        "--scale",
+        choices=SCALES,
+        default="small",
+        help="that of the paper (full), one for a few processor cores (small, the default), or noise (smoke)",
+    )
+    parser.add_argument("--list", action="store_true", help="list the tables, and what has been run of them")
+    parser.add_argument("--output", type=Path, help="folder of runs and table; reproduced/SCALE/TABLE")
     chosen, of_fit = parser.parse_known_args(options)
-
-    from opteq.experiments.output import write_results
-    from opteq.experiments.reproduce import reproduce
-
-    table = read_table(chosen.table)
-    output = chosen.output or Path("reproduced") / table.name
+    if chosen.list or chosen.table is None:
+        if of_fit:
+            raise ConfigError(
+                f"Name the table that {' '.join(of_fit)} is for; opteq reproduce --list shows them."
+            )
+        _print_entries(listing(Path("reproduced")))
+        return
+    table = read_table(chosen.table, chosen.scale)
+    output = chosen.output or Path("reproduced") / chosen.scale / table.name
+    if chosen.scale == "smoke":
+        table = smoke(table, output / "images")
     reproduce(table, output, of_fit, print)
     print(f"Wrote {write_results(table, output, of_fit)}.")
 

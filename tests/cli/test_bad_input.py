@@ -365,7 +365,7 @@ class TestCheckpoints:
         before = {path: path.read_bytes() for path in copy.rglob("*") if path.is_file()}
         options = {
             "fit": ("--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", 2),
-            "reproduce": ("opteq-features", "--output", copy),
+            "reproduce": ("opteq-table5", "--output", copy),
         }
         with exclusive(copy):
             assert "Another process is at work in" in refuses(command, *options[command])

@@ -1,16 +1,17 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from opteq.experiments.comparison import difference, markdown
-from opteq.experiments.tables import Row, Table
+from opteq.experiments.comparison import Column, difference, markdown
+from opteq.experiments.tables import Claim, Row, Table
 
 TABLE = Table(
     name="small",
     title="A table",
     source="A paper",
-    config={},
-    rows=(Row("a", {}, 3), Row("b", {}, 3), Row("c", {}, 1)),
+    rows=(Row("a", {}, 3), Row("b", {}, 3, {"parameters": 1300}), Row("c", {}, 1)),
     reference="a",
     compare="test_accuracy",
     columns=("test_accuracy", "parameters"),
@@ -40,12 +41,16 @@ def test_only_common_seeds_are_paired():
         ([-0.5, -0.51, -0.52], "worse", "better"),
         ([0.5, -0.4, 0.1], "undecided", "undecided"),
         ([0.5], "undecided", "undecided"),
+        # The interval is 0 ± 4.303 · 0.01/√3.
+        ([0.01, -0.01, 0.0], "smaller than 3 point", "smaller than 3 point"),
     ],
 )
-def test_a_verdict_needs_an_interval_without_zero(values, higher, lower):
+def test_a_verdict_needs_an_interval_without_zero_or_within_the_margin(values, higher, lower):
     found = difference(dict(enumerate(values)), dict.fromkeys(range(3), 0.0))
-    assert found.verdict(higher_is_better=True) == higher
-    assert found.verdict(higher_is_better=False) == lower
+    assert found.verdict(Column("", 100, margin=0.03)) == higher
+    assert found.verdict(Column("", 100, higher_is_better=False, margin=0.03)) == lower
+    if "smaller" in higher:
+        assert found.verdict(Column("", 100, margin=0.0248)) == "undecided"
 
 
 def test_the_table_shows_means_spread_and_differences():
@@ -58,10 +63,10 @@ def test_the_table_shows_means_spread_and_differences():
         "c": {},
     }
     a, b, c = markdown(TABLE, scores).splitlines()[-3:]
-    assert a == "| a | 2 | 55.00 ± 7.07 | 1,234 | – | reference |"
+    assert a == "| a | 2 | 55.00 ± 7.07 | 1,234 | – | – | reference |"
     # The differences are 11 and 10 points: 10.5 ± 12.706 · 0.5.
-    assert b == "| b | 2 | 65.50 ± 6.36 | 1,234 | +10.50 ± 6.35 | better |"
-    assert c == "| c | 0 | – | – | – | – |"
+    assert b == "| b | 2 | 65.50 ± 6.36 | 1,234 | 1,300 | +10.50 ± 6.35 | better |"
+    assert c == "| c | 0 | – | – | – | – | – |"
 
 
 def test_other_options_are_stated_above_the_table():
@@ -69,3 +74,26 @@ def test_other_options_are_stated_above_the_table():
     text = markdown(TABLE, scores, ["--data.train_limit", "200"])
     assert "`--data.train_limit 200`" in text.partition("| row |")[0]
     assert "Options" not in markdown(TABLE, scores)
+
+
+def test_claims_are_judged_and_settings_stated():
+    claims = (Claim("b", "a"), Claim("a", "b"), Claim("b", "a", "seconds_train"), Claim("c", "a"))
+    table = replace(TABLE, claims=claims, setting="few images", paper="many images")
+
+    def run(accuracy, seconds):
+        return {"test_accuracy": accuracy, "seconds_train": seconds}
+
+    scores = {
+        "a": {0: run(0.50, 9.0), 1: run(0.60, 8.0)},
+        "b": {0: run(0.61, 7.0), 1: run(0.70, 6.0)},
+        "c": {},
+    }
+    text = markdown(table, scores)
+    assert "Here: few images.\n\nThe paper: many images.\n" in text
+    assert text.splitlines()[-4:] == [
+        "| b better than a | accuracy % | +10.50 ± 6.35 | holds |",
+        "| a better than b | accuracy % | -10.50 ± 6.35 | contrary |",
+        "| b better than a | training s | -2 ± 0 | holds |",
+        "| c better than a | accuracy % | – | not run |",
+    ]
+    assert "The paper:" not in markdown(replace(table, scale="full"), scores)

@@ -1,20 +1,30 @@
 """What is measured of a trained network, with a clock and files made up."""
 
-import time
-
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch import nn
 
+from opteq.data.base import ImageDataModule
 from opteq.data.cifar import CIFAR10
 from opteq.data.connected import ConnectedPixels, mazes
 from opteq.data.digits import Digits
 from opteq.data.folder import ImageFolder
+from opteq.data.images import ArrayImages
+from opteq.data.preprocess import Normalization
 from opteq.errors import ConfigError
 from opteq.evaluation.corruptions import CORRUPTIONS, corrupted_accuracy
-from opteq.experiments.measures import corruptions, larger_mazes, relative_residual, step_times, subclasses
+from opteq.experiments.measures import (
+    attacked,
+    corruptions,
+    inside,
+    larger_mazes,
+    perturbed,
+    relative_residual,
+    subclasses,
+    training_loss,
+)
 from opteq.models.bodies import Coupled
 from opteq.solvers.anderson import Anderson
 from tests.networks import branch_classifier, unit_classifier
@@ -50,38 +60,6 @@ def test_larger_mazes_have_the_mean_accuracy_of_their_classes():
         larger_mazes(Red(), Digits())
 
 
-@pytest.mark.spec("R7.1")
-def test_times_are_medians_without_the_first(digits, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-
-    class Spend(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x, forward_seconds):
-            now[0] += forward_seconds
-            return x.clone()
-
-        @staticmethod
-        def backward(ctx, gradient):
-            now[0] += 0.005
-            return gradient, None
-
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(64, 10)
-            self.calls = 0
-
-        def forward(self, x):
-            self.calls += 1
-            slow = self.calls % 10 == 1  # the first, which warms up
-            seconds = 9.0 if slow else (0.003 if self.training else 0.002)
-            return Spend.apply(self.head(x.flatten(1)), seconds)
-
-    found = step_times(Network(), digits)
-    assert found == pytest.approx({"inference_ms": 2, "step_ms": 8, "backward_ms": 5})
-
-
 NETWORKS = {
     "unit": lambda solver: unit_classifier(1, solver=solver),
     "branches": lambda solver: branch_classifier(
@@ -111,6 +89,99 @@ def test_the_residual_is_that_of_the_map_at_the_state_of_the_layer(digits, make)
     residual = relative_residual(network, digits)["residual"]
     assert residual == pytest.approx(float((change / size).mean()), rel=1e-4)
     assert 0 < residual < 1e-2
+
+
+@pytest.mark.spec("R7.9")
+def test_what_is_inside_agrees_with_plain_iterations_and_a_dense_matrix(digits):
+    torch.manual_seed(0)
+    network = unit_classifier(1, max_norm=0.9, solver=Anderson(tol=1e-4)).eval()
+    (layer,) = network.equilibrium_layers
+    scores = inside(network, digits)
+    hits, total = {1: 0, 3: 0, 20: 0}, 0
+    with torch.no_grad():
+        for images, labels in digits.test_dataloader():
+            evaluate = layer.map.bind(network.stem(images))
+            z, total = torch.zeros_like(layer(network.stem(images))), total + len(labels)
+            for step in range(1, 21):
+                z = evaluate(z)
+                if step in hits:
+                    hits[step] += int((network.head(z).argmax(1) == labels).sum())
+        basis = torch.eye(4 * 64).view(-1, 4, 8, 8)
+        dense = layer.map.W.bind((4, 8, 8))(basis).flatten(1)
+    assert {k: scores[f"accuracy_{k}"] * total for k in hits} == pytest.approx(hits)
+    ceiling = min(1.0, 0.9 / float(torch.linalg.matrix_norm(dense, 2)))
+    assert scores["largest_norm"] == pytest.approx(
+        float(torch.linalg.matrix_norm(dense, 2)) * ceiling, rel=1e-3
+    )
+    assert 0 < scores["residual_20"] < 0.1
+    assert "beta_max" not in scores
+    assert "smallest_alpha" not in scores
+
+
+def test_a_network_without_equilibria_has_nothing_inside(digits):
+    assert inside(nn.Sequential(nn.Flatten(), nn.Linear(64, 10)), digits) == {}
+
+
+class Brightness(nn.Module):
+    """Says the second class where the mean pixel is above a half."""
+
+    def __init__(self, normalization):
+        super().__init__()
+        self.mean, self.std = normalization.mean[0], normalization.std[0]
+
+    def forward(self, images):
+        bright = images.flatten(1).mean(1) * self.std + self.mean - 0.5
+        return torch.stack([-bright, bright], 1)
+
+
+class Shades(ImageDataModule):
+    """Flat grey images, in the order of their classes: 0 below a half, 1 above it."""
+
+    all_classes = ("dark", "bright")
+    in_channels, image_size = 1, 4
+    normalization = Normalization((0.4,), (0.3,))
+
+    def read(self, split):
+        shades = torch.arange(256, dtype=torch.uint8)
+        return ArrayImages(shades.view(-1, 1, 1, 1).expand(-1, 1, 4, 4).contiguous(), (shades > 127).long())
+
+
+@pytest.mark.spec("R7.4")
+def test_an_attack_wins_where_the_brightness_is_within_its_reach():
+    data = Shades(batch_size=100)
+    data.setup("fit")
+    scores = attacked(Brightness(data.normalization), data)
+    shades = np.arange(256) / 255
+    beyond = np.abs(shades - 0.5) > 8 / 255
+    # Three steps of a quarter of ε do not reach its edge, from a start that noise leaves at the shade.
+    assert scores["pgd_20"] == pytest.approx(beyond.mean(), abs=2 / 256)
+    assert scores["pgd_3"] >= scores["pgd_20"]
+    assert set(scores) == {"pgd_3", "pgd_5", "pgd_10", "pgd_20"}
+
+
+def test_the_training_loss_is_the_mean_cross_entropy_of_all_images():
+    data = Shades(batch_size=300)
+    data.setup("fit")
+    network = Brightness(data.normalization)
+    train = data.train_dataloader().dataset
+    bright = train.images[:, 0, 0, 0].double().numpy() / 255 - 0.5
+    margins = np.where(train.labels.numpy() == 1, 2 * bright, -2 * bright)
+    assert training_loss(network, data)["train_loss"] == pytest.approx(
+        np.log1p(np.exp(-margins)).mean(), rel=1e-5
+    )
+
+
+def test_perturbed_features_of_size_zero_are_the_features(digits):
+    torch.manual_seed(0)
+    network = branch_classifier(Coupled, 1, channels=4, hidden=[4, 4], widths=[4]).eval()
+    scores = perturbed(network, digits)
+    images, labels = (torch.cat(parts) for parts in zip(*digits.test_dataloader(), strict=True))
+    chosen = np.linspace(0, len(labels) - 1, 256).round().astype(int)
+    with torch.no_grad():
+        accuracy = float((network(images[chosen]).argmax(1) == labels[chosen]).double().mean())
+    for direction in ("reconstructed", "uniform", "binomial"):
+        assert scores[f"{direction}_0"] == pytest.approx(accuracy, abs=1e-9)
+        assert {f"{direction}_0.1", f"{direction}_0.3"} <= scores.keys()
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ source: None
 reference: one
 columns: [test_accuracy, parameters, inference_ms, residual, mean_l1]
 measure:
-  - opteq.experiments.measures.step_times
+  - opteq.experiments.costs.step_times
   - opteq.experiments.measures.relative_residual
   - opteq.experiments.measures.feature_norms
 config:
@@ -120,5 +120,9 @@ def test_a_mistake_in_the_options_does_not_spoil_the_folder(path, tmp_path):
 
 
 def test_tables_are_listed(capsys):
-    assert main(["reproduce"]) == 0
-    assert "opteq-features" in capsys.readouterr().out
+    assert main(["reproduce", "--list"]) == 0
+    listed = capsys.readouterr().out
+    assert "opteq-table5" in listed
+    assert "full 0 of 40 trainings" in listed
+    assert main(["reproduce", "--list", "--trainer.max_epochs=1"]) == 2
+    assert "Name the table that --trainer.max_epochs=1 is for" in capsys.readouterr().err

@@ -82,16 +82,16 @@ def read_config(name_or_file: str, above: tuple[Path, ...] = ()) -> dict[str, An
 def with_base(options: Mapping[str, Any], above: tuple[Path, ...] = ()) -> dict[str, Any]:
     """`options`, laid over those of the configuration that they name as their `base`, if they name one."""
     own = {name: value for name, value in options.items() if name != "base"}
-    return _overlaid(read_config(str(options["base"]), above), own) if "base" in options else own
+    return overlaid(read_config(str(options["base"]), above), own) if "base" in options else own
 
 
-def _overlaid(below: Any, above: Any) -> Any:
+def overlaid(below: Any, above: Any) -> Any:
     """Mappings are joined, name by name; anything else, and another class, replaces what was there."""
     if not (isinstance(below, Mapping) and isinstance(above, Mapping)):
         return above
     if above.get("class_path", below.get("class_path")) != below.get("class_path"):
         return above
-    return {**below, **{name: _overlaid(below.get(name), value) for name, value in above.items()}}
+    return {**below, **{name: overlaid(below.get(name), value) for name, value in above.items()}}
 
 
 def find_file(name_or_file: str, known: Mapping[str, Path], kind: str) -> Path:

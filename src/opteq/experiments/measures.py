@@ -2,53 +2,37 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from opteq.data.base import ImageDataModule, Loader
 from opteq.data.cifar import CIFAR10, CIFAR100
 from opteq.data.connected import ConnectedPixels
 from opteq.errors import ConfigError
-from opteq.evaluation.branchstudy import RELATED_SAMPLES, has_branches, relations
+from opteq.evaluation.attacks import PGD, attacked_accuracy
+from opteq.evaluation.branchstudy import (
+    DIRECTIONS,
+    RELATED_SAMPLES,
+    STUDIED_SAMPLES,
+    has_branches,
+    relations,
+    study_branches,
+)
 from opteq.evaluation.corruptions import corrupted_accuracy
+from opteq.evaluation.equilibriumstudy import study_equilibrium
 from opteq.evaluation.scores import detection, known_divergence, reliability, unknown_divergence
 from opteq.evaluation.trace import first_call
 from opteq.solvers.space import relative_change
 from opteq.training.taskscores import make_scores
 
-REPEATS = 9
+ATTACKED_IMAGES = 500
+STUDIED_IMAGES = 1000
 LARGER = (32, 48)
-
-
-def step_times(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
-    """Medians over repetitions on one test batch, in milliseconds, after a first that does not count.
-
-    `inference_ms` is a forward pass in eval mode without gradients, `step_ms` a forward and a backward
-    pass in training mode, and `backward_ms` the backward pass alone.
-    """
-    images, labels = next(iter(data.test_dataloader()))
-    network.eval()
-    with torch.no_grad():
-        inference = _median_ms(lambda: network(images))
-    network.train()
-    times = []
-    for _ in range(REPEATS + 1):
-        start = time.perf_counter()
-        loss = cross_entropy(network(images), labels)
-        middle = time.perf_counter()
-        loss.backward()
-        end = time.perf_counter()
-        times.append((end - start, end - middle))
-    step, backward = (1000 * median(column) for column in zip(*times[1:], strict=True))
-    return {"inference_ms": inference, "step_ms": step, "backward_ms": backward}
 
 
 def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
@@ -69,13 +53,13 @@ def relative_residual(network: nn.Module, data: ImageDataModule) -> dict[str, fl
 
 @torch.no_grad()
 def larger_mazes(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
-    """`mAcc_32` and `mAcc_48`: the mean accuracy of the classes on mazes of these sizes, 100 of each."""
+    """`mAcc_32` and `mAcc_48`: the mean accuracy of the classes on mazes of these sizes, at most 100 each."""
     if not isinstance(data, ConnectedPixels):
         raise ConfigError(f"Expected ConnectedPixels, whose images may be of any size, got {data.title}.")
     network.eval()
     scores = {}
     for size in LARGER:
-        larger = ConnectedPixels(data.size, size, 1, 100, data.open_share)
+        larger = ConnectedPixels(data.size, size, 1, min(100, data.test_images), data.open_share)
         larger.setup("test")
         score = make_scores("segmentation", len(data.class_names))["mAcc"]
         for images, labels in larger.test_dataloader():
@@ -95,6 +79,71 @@ def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]
             square += float(features.square().sum())
             count += features.numel()
     return {"mean_l1": absolute / count, "mean_square": square / count}
+
+
+@torch.no_grad()
+def training_loss(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """`train_loss`: mean cross entropy on the training images, without augmentation, in eval mode."""
+    data.setup("fit")
+    data.augmentation = "none"
+    logs, labels = _log_probabilities(network, data.train_dataloader())
+    return {"train_loss": float(-logs[np.arange(len(labels)), labels].mean())}
+
+
+def attacked(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """`pgd_3`, `pgd_5`, `pgd_10`, `pgd_20`: accuracy on 500 images after so many PGD steps, `ε = 8/255`."""
+    images = list(_spread_over(data.test_dataloader(), ATTACKED_IMAGES))
+    return {
+        f"pgd_{steps}": attacked_accuracy(network, images, PGD(steps=steps), data.normalization)
+        for steps in (3, 5, 10, 20)
+    }
+
+
+def perturbed(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """Accuracy on 256 images with perturbed features, such as `reconstructed_0.1`, see `BranchRecord`."""
+    images, labels = map(torch.cat, zip(*_spread_over(data.test_dataloader(), STUDIED_SAMPLES), strict=True))
+    record = study_branches(network.eval(), images, labels)
+    # What is reconstructed has nothing random: there is one trial of it.
+    means = [record.accuracy[0, 0], *record.accuracy[1:].mean(1)]
+    return {
+        f"{direction}_{size:g}": float(value)
+        for direction, row in zip(DIRECTIONS, means, strict=True)
+        for size, value in zip(record.sizes, row, strict=True)
+    }
+
+
+def inside(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """What `study_equilibrium` sees with up to 1,000 test images, of all layers together.
+
+    `accuracy_1`, `accuracy_3`, `accuracy_5`, `accuracy_10` and `accuracy_20` are those after so many plain
+    iterations, `residual_20` the median residual of the last, `largest_norm` the largest `‖W‖`. With skip
+    connections `smallest_alpha` and `largest_alpha` are those of their `α`. With Gaussian kernels `beta_max`,
+    `mu` and `m` are the largest of the quantities of Remark 1 of Li et al. 2023, `remark_1` whether what it
+    asks for holds, and `lipschitz_geq` and `lipschitz_opteq` those of Proposition 3. A network without
+    equilibria has none of all this.
+    """
+    share = min(1.0, STUDIED_IMAGES / _count(data.test_dataloader()))
+    try:
+        record = study_equilibrium(network, data.test_dataloader(), share=share)
+    except ConfigError:
+        return {}
+    after = dict(zip(record.steps, record.accuracy, strict=True))
+    scores = {f"accuracy_{steps}": after[steps] for steps in (1, 3, 5, 10, 20)}
+    scores["residual_20"] = float(max(layer.residual[1, -1] for layer in record.layers))
+    scores["largest_norm"] = max(s.largest for layer in record.layers for s in layer.spectra)
+    if alphas := [alpha for layer in record.layers for alpha in layer.alpha]:
+        scores |= {"smallest_alpha": min(alphas), "largest_alpha": max(alphas)}
+    if kernels := [kernel for layer in record.layers for kernel in layer.kernels]:
+        geq, opteq = zip(*(kernel.lipschitz for kernel in kernels), strict=True)
+        scores |= {
+            "beta_max": max(kernel.largest_weight for kernel in kernels),
+            "mu": float(np.max([kernel.norm for kernel in kernels])),
+            "m": max(kernel.W_norm**2 for kernel in kernels),
+            "remark_1": float(all(kernel.remark1 for kernel in kernels)),
+            "lipschitz_geq": float(np.max(geq)),
+            "lipschitz_opteq": float(np.max(opteq)),
+        }
+    return scores
 
 
 def calibration(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
@@ -144,6 +193,22 @@ def corruptions(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     return {"corrupted_accuracy": float(np.mean(list(means.values()))), **means}
 
 
+def _count(loader: Loader) -> int:
+    return len(loader.dataset)  # pyright: ignore[reportArgumentType]
+
+
+def _spread_over(loader: Loader, count: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches with `count` of the samples, or all there are, evenly spread: sets may be sorted by class."""
+    total = _count(loader)
+    chosen = set(np.linspace(0, total - 1, min(count, total)).round().astype(int).tolist())
+    seen = 0
+    for images, labels in loader:
+        kept = torch.tensor([seen + place in chosen for place in range(len(images))])
+        seen += len(images)
+        if kept.any():
+            yield images[kept], labels[kept]
+
+
 @torch.no_grad()
 def _log_probabilities(network: nn.Module, loader: Loader) -> tuple[NDArray, NDArray]:
     network.eval()
@@ -168,12 +233,3 @@ def branch_relations(network: nn.Module, data: ImageDataModule) -> dict[str, flo
         "diversity": float(diversity.mean()),
         "diagonal_share": float(share.mean()),
     }
-
-
-def _median_ms(run: Callable[[], object]) -> float:
-    times = []
-    for _ in range(REPEATS + 1):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return 1000 * median(times[1:])

@@ -79,7 +79,7 @@ def scores_in(table: Table, output: Path) -> dict[str, dict[int, dict[str, Any]]
 def _train(table: Table, row: Row, seed: int, output: Path, options: Sequence[str]) -> None:
     name = run_name(row, seed)
     config = output / f"{name}.yaml"
-    write_config(config, table.config_of(row, seed))
+    write_config(config, row.config_of(seed))
     arguments = ["fit", "--config", str(config), "--runs_dir", str(output), "--run", name]
     # A report takes as long as some epochs of a small network; who wants it can ask for it.
     arguments += ["--report", "false", *options]
@@ -94,7 +94,7 @@ def _train(table: Table, row: Row, seed: int, output: Path, options: Sequence[st
 
 def _keep_plan(table: Table, output: Path, options: Sequence[str]) -> None:
     """Write down what `output` is made from; refuse to mix it with something else."""
-    configs = {run_name(row, seed): table.config_of(row, seed) for row, seed in trainings(table)}
+    configs = {run_name(row, seed): row.config_of(seed) for row, seed in trainings(table)}
     plan = {"table": table.name, "options": list(options), "configs": configs}
     path = output / PLAN
     if path.is_file():

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from opteq.configs import find_file, packaged, read_yaml, with_base
+from opteq.configs import find_file, overlaid, packaged, read_yaml, with_base
 from opteq.errors import ConfigError
-from opteq.options import require, strict_options
+from opteq.options import check_choice, require, strict_options
 
 _PACKAGE = "opteq.experiments"
+
+SCALES = ("smoke", "small", "full")
+"""`"full"` is the setting of the paper, `"small"` one for a few processor cores, `"smoke"` the small one cut
+down to a few steps on noise, which shows that everything runs."""
+
+_SHARED = ("config", "seeds", "by_seed", "scales")
+_OF_ROWS = ("name", "changes", "seeds", "published", "only", *SCALES[1:])
 
 
 @strict_options
@@ -21,50 +29,87 @@ class Row:
 
     Attributes:
         name: what the row is called, and its runs are named after.
-        changes: new values of options, by their dotted names.
-        seeds: number of trainings, with seeds 0, 1, 2, …; that of the table unless given.
+        config: configuration of `opteq fit`, but for the seed.
+        seeds: number of trainings, with seeds 0, 1, 2, …
+        published: what the paper prints, by score; in the unit of the score, so 0.874 for 87.4 %.
+        by_seed: for the dotted name of an option its values for the seeds 0, 1, 2, …, such as the folds of a
+            data set.
     """
 
     name: str
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any]
     seeds: int = 1
+    published: Mapping[str, float] = field(default_factory=dict)
+    by_seed: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        require(isinstance(self.changes, Mapping), self, "changes", "a mapping")
         require(self.seeds >= 1, self, "seeds", "at least 1")
+        require(isinstance(self.published, Mapping), self, "published", "a mapping of scores to numbers")
+        folds = isinstance(self.by_seed, Mapping) and all(
+            isinstance(values, Sequence) and len(values) >= self.seeds for values in self.by_seed.values()
+        )
+        require(folds, self, "by_seed", f"a mapping of options to lists of {self.seeds} values")
+
+    def config_of(self, seed: int) -> dict[str, Any]:
+        """The configuration of one training."""
+        config = {**copy.deepcopy(dict(self.config)), "seed_everything": seed}
+        for name, values in self.by_seed.items():
+            _assign(config, name, values[seed])
+        return config
+
+
+@strict_options
+@dataclass(frozen=True)
+class Claim:
+    """One row is better than another, says the paper.
+
+    Attributes:
+        better: name of the one.
+        worse: name of the other.
+        score: in what; the compared score of the table unless given.
+    """
+
+    better: str
+    worse: str
+    score: str | None = None
 
 
 @strict_options
 @dataclass(frozen=True)
 class Table:
-    """What is trained and compared.
+    """What is trained and compared, at one scale.
 
     Attributes:
         name: name of the table.
         title: one line about it.
         source: the table or figure of a paper that it answers.
-        config: configuration of `opteq fit` that all rows share; its `base`, a preset, is read in.
         rows: the rows, in the order in which they are trained.
         reference: name of the row that the others are compared with, seed by seed.
         compare: the score that is compared.
         columns: scores that are shown, see `opteq.experiments.comparison`.
         measure: functions that score a trained network, by import path, see `opteq.experiments.measures`.
         curves: what is drawn as a curve: for each quantity, the rows for its values.
+        claims: the orderings that the paper finds.
+        scale: one of `SCALES`.
+        setting: one line about what is trained at this scale.
+        paper: the same of the paper's own setting.
     """
 
     name: str
     title: str
     source: str
-    config: Mapping[str, Any]
     rows: Sequence[Row]
     reference: str
     compare: str = "test_accuracy"
     columns: Sequence[str] = ("test_accuracy", "parameters", "seconds_train")
     measure: Sequence[str] = ()
     curves: Mapping[str, Mapping[float, str]] = field(default_factory=dict)
+    claims: Sequence[Claim] = ()
+    scale: str = "small"
+    setting: str = ""
+    paper: str = ""
 
     def __post_init__(self) -> None:
-        require(isinstance(self.config, Mapping), self, "config", "a mapping")
         curves = isinstance(self.curves, Mapping) and all(
             isinstance(c, Mapping) for c in self.curves.values()
         )
@@ -72,17 +117,11 @@ class Table:
         names = {slug(row.name): row.name for row in self.rows}
         if len(names) < len(self.rows):
             raise ConfigError("Expected rows with names that differ in letters or digits.")
-        for name in (self.reference, *(name for curve in self.curves.values() for name in curve.values())):
+        curved = [name for curve in self.curves.values() for name in curve.values()]
+        claimed = [name for claim in self.claims for name in (claim.better, claim.worse)]
+        for name in (self.reference, *curved, *claimed):
             if name not in names.values():
-                raise ConfigError(f"Expected the reference and the curves to be rows, got {name}.")
-
-    def config_of(self, row: Row, seed: int) -> dict[str, Any]:
-        """The configuration of one training of a row."""
-        config = copy.deepcopy(dict(self.config))
-        for name, value in row.changes.items():
-            _assign(config, name, value)
-        config["seed_everything"] = seed
-        return config
+                raise ConfigError(f"Expected the reference, curves and claims to be of rows, got {name}.")
 
 
 def table_names() -> list[str]:
@@ -90,23 +129,85 @@ def table_names() -> list[str]:
     return sorted(packaged(_PACKAGE))
 
 
-def read_table(name_or_file: str) -> Table:
+def scales_of(name_or_file: str) -> list[str]:
+    """The scales at which a table can be trained, from the smallest."""
+    _, content = _read(name_or_file)
+    return [scale for scale in SCALES if scale == "smoke" or scale in _scales(content)]
+
+
+def read_table(name_or_file: str, scale: str = "small") -> Table:
     """Read a packaged table, or a file of the same form.
 
+    The file holds the fields of `Table`, of which each of its `scales` may replace any, and besides
+
+    - `config`, a configuration of `opteq fit` that all rows share, which may name a `base`; that of a scale
+      is laid over it;
+    - `seeds`, the number of trainings of a row that says nothing else, and `by_seed`, see `Row`;
+    - for each row `changes`, new values of options by their dotted names, and more of them by the name of a
+      scale; a `base` among them takes the place of the shared one. A row with `only` is one of that scale.
+
     Raises:
-        ConfigError: There is no such table, or it lacks something.
+        ConfigError: There is no such table or scale, or it lacks something.
     """
+    check_choice("scale", scale, SCALES)
+    path, content = _read(name_or_file)
+    scales, read_as = _scales(content), "small" if scale == "smoke" else scale
+    if read_as not in scales:
+        raise ConfigError(f"{path} has no scale {scale}; it has {', '.join(scales_of(name_or_file))}.")
+    own = scales[read_as]
+    fields = {**content, **own}
+    shared = overlaid(content.get("config", {}), own.get("config", {}))
+    if not isinstance(shared, Mapping):
+        raise ConfigError(f"{path}: Expected `config` to be a mapping, got {shared!r}.")
+    options = {name: value for name, value in fields.items() if name not in _SHARED}
+    common = {name: fields[name] for name in ("seeds", "by_seed") if name in fields}
+    try:
+        rows = [
+            _row(entry, shared, common, read_as)
+            for entry in fields["rows"]
+            if _mapping(entry).get("only", read_as) == read_as
+        ]
+        claims = [Claim(**claim) for claim in options.get("claims", ())]
+        options |= {"rows": rows, "claims": claims, "scale": scale}
+        paper = scales.get("full", {}).get("setting", "")
+        return Table(**{"name": path.stem, "paper": paper, **options})
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _read(name_or_file: str) -> tuple[Path, Mapping[str, Any]]:
     path = find_file(name_or_file, packaged(_PACKAGE), "table")
     content = read_yaml(path)
     if not isinstance(content, Mapping) or not isinstance(content.get("rows"), list) or not content["rows"]:
         raise ConfigError(f"Expected `rows` of {path} to be a list of at least one row.")
-    options = {name: value for name, value in content.items() if name != "seeds"}
-    try:
-        rows = [Row(**{"seeds": content.get("seeds", 1), **entry}) for entry in content["rows"]]
-        table = Table(name=path.stem, **{**options, "rows": rows})
-        return replace(table, config=with_base(table.config))
-    except (ConfigError, TypeError) as error:
-        raise ConfigError(f"{path}: {error}") from error
+    scales = _scales(content)
+    known = isinstance(scales, Mapping) and scales and set(scales) <= set(SCALES[1:])
+    if not known or not all(isinstance(scale, Mapping) for scale in scales.values()):
+        raise ConfigError(f"Expected `scales` of {path} to be a mapping of small, full or both to options.")
+    return path, content
+
+
+def _scales(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    return content.get("scales", {"small": {}})
+
+
+def _row(entry: Mapping[str, Any], shared: Mapping[str, Any], common: Mapping[str, Any], scale: str) -> Row:
+    unknown = [name for name in entry if name not in _OF_ROWS]
+    if unknown:
+        raise ConfigError(f"A row has no {unknown[0]!r}; it has {', '.join(_OF_ROWS)}.")
+    own = {name: entry[name] for name in ("name", "seeds", "published") if name in entry}
+    changes = {**_mapping(entry.get("changes", {})), **_mapping(entry.get(scale, {}))}
+    base = {"base": changes.pop("base")} if "base" in changes else {}
+    config = copy.deepcopy(with_base({**shared, **base}))
+    for name, value in changes.items():
+        _assign(config, name, value)
+    return Row(**{**common, **own, "config": config})
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"Expected rows and their changes to be mappings, got {value!r}.")
+    return value
 
 
 def _assign(config: dict[str, Any], name: str, value: Any) -> None:
@@ -123,7 +224,8 @@ def _assign(config: dict[str, Any], name: str, value: Any) -> None:
 
 def slug(text: str) -> str:
     """`text` as the name of a folder."""
-    kept = "".join(c if (c.isalnum() and c.isascii()) or c == "." else "-" for c in text.lower())
+    text = text.replace("*", " star ").replace("†", " dagger ").lower()
+    kept = "".join(c if (c.isalnum() and c.isascii()) or c == "." else "-" for c in text)
     return "-".join(part for part in kept.split("-") if part)
 
 
