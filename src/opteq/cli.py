@@ -21,6 +21,7 @@ opteq trains and examines optimization-induced equilibrium models.
   opteq test RUN                       evaluate the best checkpoint on the test images
   opteq validate RUN                   the same on the validation images
   opteq predict RUN FOLDER_OR_IMAGE    classify images, into RUN/predictions.csv
+  opteq export RUN                     write it as ONNX, or as a program of torch.export
   opteq reproduce --list               list the tables and figures of the papers, and what has been run
   opteq reproduce TABLE                train and compare its rows; a second call goes on
 
@@ -42,10 +43,12 @@ Options change a configuration, for example
 Classes of your own are named like --model.network.body mine.Body, for one in mine.py of the current folder.
 
 `opteq COMMAND --help-all` lists every option, `--print_config` shows the configuration that results.
-`opteq --version` prints the version. Packaged configurations can be copied and edited.
+`opteq info` prints versions, devices and whether compiled code is used, `opteq --version` the version.
+Packaged configurations can be copied and edited.
 """
 
 COMMANDS = ("fit", "validate", "test", "predict")
+OTHERS = ("presets", "reproduce", "export", "info")
 # Options of data modules that hold for one data set alone.
 OF_ONE_DATA_SET = ("root", "train_limit", "classes", "superclasses")
 USER_ERROR = 2
@@ -105,10 +108,12 @@ def _run(arguments: list[str]) -> None:
         from opteq import __version__
 
         print(f"opteq {__version__}")
-    elif command == "presets":
+    elif command in ("presets", "info"):
         if options:
-            raise ConfigError(f"opteq presets takes no options, got {' '.join(options)}.")
-        _list_presets()
+            raise ConfigError(f"opteq {command} takes no options, got {' '.join(options)}.")
+        _list_presets() if command == "presets" else _print_info()
+    elif command == "export":
+        _export(options)
     elif command == "reproduce":
         _reproduce(options)
     elif command == "predict" and (wants_help or (options and not options[0].startswith("-"))):
@@ -116,9 +121,7 @@ def _run(arguments: list[str]) -> None:
     elif command in COMMANDS:
         _train_or_evaluate(command, options)
     else:
-        raise ConfigError(
-            f"There is no command {command}; commands are {', '.join((*COMMANDS, 'presets', 'reproduce'))}."
-        )
+        raise ConfigError(f"There is no command {command}; commands are {', '.join((*COMMANDS, *OTHERS))}.")
 
 
 def _list_presets() -> None:
@@ -158,6 +161,46 @@ def _predict(options: list[str]) -> None:
     network = load(chosen.run, chosen.trust == "true")
     output = chosen.output or default_output(chosen.run)
     print(predict_to_file(network, ModelCard.read(chosen.run), chosen.images, output))
+
+
+def _export(options: list[str]) -> None:
+    parser = _Parser(
+        prog="opteq export",
+        description="Write a run for other programs: a fixed number of iterations in place of a solve.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run, or a pretrained network")
+    parser.add_argument(
+        "--format", choices=("onnx", "torch"), default="onnx", help="onnx, or that of torch.export"
+    )
+    parser.add_argument("--steps", type=int, help="iterations; as many as --tol needs unless given")
+    parser.add_argument("--tol", type=float, default=1e-3, help="largest relative error of the logits")
+    parser.add_argument("--images", type=Path, help="folder of images to check it with; noise unless given")
+    parser.add_argument("--output", type=Path, help="file to write; RUN/model.onnx or RUN/model.pt2")
+    _add_trust(parser)
+    chosen = parser.parse_args(options)
+
+    from opteq.models.loading import ModelCard, load
+    from opteq.training.export import SUFFIXES, check_pixels, export
+
+    network, card = load(chosen.run, chosen.trust == "true"), ModelCard.read(chosen.run)
+    output = chosen.output or chosen.run.with_name(chosen.run.name + SUFFIXES[chosen.format])
+    if chosen.output is None and chosen.run.is_dir():
+        output = chosen.run / f"model{SUFFIXES[chosen.format]}"
+    pixels = check_pixels(card, chosen.images)
+    made = export(network, card, pixels, output, chosen.format, chosen.steps, chosen.tol)
+    checked = f"{len(pixels)} images" if chosen.images else f"{len(pixels)} images of noise"
+    print(
+        f"Wrote {made.path}, {made.megabytes:.2f} MB: pixels in [0, 1] to logits, {made.steps} iterations."
+        f" On {checked} its logits are within {made.error:.1e} of their size of those of the equilibria."
+    )
+
+
+def _print_info() -> None:
+    from opteq.training.info import info
+
+    for name, value in info().items():
+        print(f"{name:16}{value}")
 
 
 def _reproduce(options: list[str]) -> None:

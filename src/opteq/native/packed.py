@@ -71,7 +71,7 @@ def multiply_each(
         error: the relative error that is allowed.
     """
     given = (left, right) if total is None else (left, right, total)
-    if not _fit(left, right, total) or not serves(*given, error=error):
+    if not serves(*given, error=error) or not _fit(left, right, total):
         return left @ right if total is None else total.baddbmm_(left, right, alpha=factor)
     product = left.new_empty(*left.shape[:2], right.shape[2]) if total is None else total
     _each(product, left, right, 0.0 if total is None else factor)

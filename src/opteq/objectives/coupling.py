@@ -16,6 +16,7 @@ from opteq.objectives.ring import End, Junction, Ring
 from opteq.options import require, strict_options
 from opteq.results import State, sample_sums, tensors_of
 from opteq.tensors.held import HoldsTensors
+from opteq.tensors.tracing import tracing
 
 
 @strict_options
@@ -85,6 +86,15 @@ class HeritageDiversity:
         channels = int(z[0].shape[1])
         ring = Ring.of([tuple(map(int, b.shape[2:])) for b in z], channels)
         return Coupling(self, channels, ring, width, error)
+
+
+def _with_diagonal(matrices: Tensor, value: float) -> Tensor:
+    """The matrices `(batch, C, C)` with a constant on their diagonals, in place where nothing records it."""
+    if tracing():
+        places = torch.eye(matrices.shape[1], dtype=torch.bool, device=matrices.device)
+        return matrices.masked_fill(places, value)
+    matrices.diagonal(dim1=1, dim2=2).fill_(value)
+    return matrices
 
 
 def check_channels(channels: Sequence[int]) -> None:
@@ -177,17 +187,14 @@ class Coupling(HoldsTensors):
             k = clipped.mul_(-0.5 * self.options.weight)
         else:
             k = torch.zeros_like(n)
-        k.diagonal(dim1=1, dim2=2).fill_(0.5 * self.options.heritage)
-        return k
+        return _with_diagonal(k, 0.5 * self.options.heritage)
 
     def curvature(self, n: Tensor) -> Tensor | None:
         """`-∂K/∂N`, entry by entry; None where it vanishes altogether."""
         if self.width is None:
             return None
         t = self.width[:, None, None]
-        curvature = torch.where(n.abs() < t, 0.5 * self.options.weight / t, 0.0)
-        curvature.diagonal(dim1=1, dim2=2).zero_()
-        return curvature
+        return _with_diagonal(torch.where(n.abs() < t, 0.5 * self.options.weight / t, 0.0), 0.0)
 
     def _meetings(self, state: State, junctions: Sequence[Junction]) -> list[_Meeting]:
         meetings = []

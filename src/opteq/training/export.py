@@ -1,0 +1,233 @@
+"""Networks with a fixed number of iterations in place of every solve, for other programs to run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.onnx import OnnxExporterError
+
+from opteq.data.finding import find_images
+from opteq.data.images import read_image
+from opteq.errors import ConfigError
+from opteq.gradients.unrolled import Unrolled
+from opteq.layer import EquilibriumLayer
+from opteq.models.loading import ModelCard
+from opteq.operators.base import LinearOperator
+from opteq.operators.norms.base import NormControl, Weights
+from opteq.options import check_choice, check_counts
+from opteq.solvers.anderson import Anderson
+from opteq.system.files import write_file
+
+FORMATS = ("onnx", "torch")
+SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
+CHECKED = 100
+TRIED = (5, 10, 20, 40, 80, 160, 320)
+"""Numbers of iterations, from which the first that reaches the tolerance is taken."""
+ANY_BATCH = ({0: torch.export.Dim("batch")},)
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: the file.
+        steps: iterations in place of every solve.
+        error: largest difference of a logit to that of the equilibria, which are solved for to 1e-9, relative
+            to the largest of the logits, on the images that it was checked with.
+        megabytes: size of the file.
+    """
+
+    path: Path
+    steps: int
+    error: float
+    megabytes: float
+
+
+class OfPixels(nn.Module):
+    """A network as a function of pixels in [0, 1], `(batch, channels, height, width) ↦ logits`."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, network: nn.Module, card: ModelCard) -> None:
+        super().__init__()
+        self.network = network
+        self.register_buffer("mean", torch.tensor(card.mean).view(-1, 1, 1))
+        self.register_buffer("std", torch.tensor(card.std).view(-1, 1, 1))
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.network((pixels - self.mean) / self.std)
+
+
+def check_pixels(card: ModelCard, folder: Path | None) -> Tensor:
+    """Up to 100 images of a folder in [0, 1], as a network takes them; without a folder as many of noise.
+
+    Raises:
+        ConfigError: there is no such folder, or no image in it that can be read.
+    """
+    size = card.image_size
+    if folder is None:
+        height, width = (size, size) if isinstance(size, int) else size
+        generator = torch.Generator().manual_seed(0)
+        return torch.rand(CHECKED, card.in_channels, height, width, generator=generator)
+    if not isinstance(size, int):
+        raise ConfigError("The images of segmentation are not read from a folder here; leave out `images`.")
+    paths = find_images(folder)[:CHECKED]
+    return torch.stack([read_image(path, card.in_channels, size) for path in paths]) / 255
+
+
+def export(
+    network: nn.Module,
+    card: ModelCard,
+    pixels: Tensor,
+    path: Path,
+    format: str = "onnx",
+    steps: int | None = None,
+    tol: float = 1e-3,
+) -> Exported:
+    """Write a network as a graph of plain operations that needs no opteq, and check what it computes.
+
+    Every solve becomes `steps` plain iterations from the start of its layer, and every norm that is kept
+    below a ceiling a constant. The graph takes pixels in [0, 1] in batches of any size, of the height and
+    width of `pixels`.
+
+    Args:
+        network: in eval mode; left as it is.
+        card: what it takes.
+        pixels: images in [0, 1], `(batch, channels, height, width)`, to check it with.
+        path: the file to write, which must not be there yet.
+        format: `"onnx"`, checked with onnxruntime, or `"torch"`, a program of `torch.export`.
+        steps: number of iterations; the first of `TRIED` whose error is at most `tol` unless given.
+        tol: the largest relative error of the logits.
+
+    Raises:
+        ConfigError: a package is missing, no number of iterations that is tried reaches `tol`, or ONNX cannot
+            express what the network does.
+    """
+    check_choice("format", format, FORMATS)
+    if steps is not None:
+        check_counts(steps=steps)
+    if path.exists():
+        raise ConfigError(f"{path} exists already; name another file.")
+    whole = OfPixels(network, card).eval()
+    with torch.no_grad():
+        expected = _exact(whole)(pixels.double()).float()
+        count, *more = TRIED if steps is None else (steps,)
+        iterated = unrolled(whole, count, pixels)
+        while more and _error(iterated(pixels), expected) > tol:
+            count, *more = more
+            iterated = unrolled(whole, count, pixels)
+        found = _error(iterated(pixels), expected)
+        if steps is None and found > tol:
+            raise ConfigError(
+                f"After {count} iterations the logits are still {found:.1e} of their size from those of the"
+                f" equilibria, more than {tol:g}; give a larger `tol`, or a number of `steps`."
+            )
+    write, run = {"onnx": (_write_onnx, _run_onnx), "torch": (_write_program, _run_program)}[format]
+    content = write(iterated, pixels)
+    error = _error(run(content, pixels), expected)
+    write_file(path, content)
+    return Exported(path, count, error, len(content) / 1e6)
+
+
+def unrolled(network: nn.Module, steps: int, x: Tensor) -> nn.Module:
+    """A copy that iterates so often in place of every solve, with the weights that act on inputs like `x`."""
+    network = copy.deepcopy(network)
+    for module in network.modules():
+        if isinstance(module, LinearOperator):
+            module.norm_control = _Kept(module.norm_control)
+    network(x)
+    for module in network.modules():
+        if isinstance(module, EquilibriumLayer):
+            module.gradient, module.on_unconverged = Unrolled(steps), "count"
+    return network
+
+
+def _exact(network: nn.Module) -> nn.Module:
+    """A copy in double precision whose equilibria are far closer than anything that is written."""
+    network = copy.deepcopy(network).double()
+    for module in network.modules():
+        if isinstance(module, EquilibriumLayer) and module.solver is not None:
+            module.solver = Anderson(tol=1e-9, max_steps=2000)
+    return network
+
+
+class _Kept(NormControl):
+    """Weights as they acted once."""
+
+    def __init__(self, control: NormControl) -> None:
+        self.control = control
+        self.weights: Weights | None = None
+
+    def weight(self, operator: nn.Module) -> Tensor:
+        # What it is made of stays out of the graph.
+        return self.control.weight(operator) if self.weights is None else self.weights[0]
+
+    def scaled(self, weights: Weights, ceiling: float | None, norm: Callable[[], Tensor]) -> Weights:
+        if self.weights is None:
+            scaled = self.control.scaled(weights, ceiling, norm)
+            self.weights = tuple(
+                weight.detach().clone(memory_format=torch.contiguous_format) for weight in scaled
+            )
+        return self.weights
+
+
+def _write_onnx(network: nn.Module, pixels: Tensor) -> bytes:
+    try:
+        import onnxscript  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    try:
+        program = torch.onnx.export(
+            network,
+            (pixels,),
+            input_names=["pixels"],
+            output_names=["logits"],
+            dynamic_shapes=ANY_BATCH,
+            dynamo=True,
+            verbose=False,
+        )
+    except OnnxExporterError as error:
+        # Of its many lines the last that names an error says which operation it was.
+        reasons = [line for line in str(error).splitlines() if line.startswith("<class")]
+        raise ConfigError(
+            "ONNX has no operation for a part of this network, such as the norm of the projections of patches"
+            f" ({reasons[0] if reasons else error}); give it the format torch."
+        ) from error
+    assert program is not None
+    return program.model_proto.SerializeToString()
+
+
+def _run_onnx(content: bytes, pixels: Tensor) -> Tensor:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError as error:
+        raise _missing(error) from error
+    (logits,) = onnxruntime.InferenceSession(content).run(None, {"pixels": pixels.numpy()})
+    return torch.from_numpy(logits)
+
+
+def _missing(error: ModuleNotFoundError) -> ConfigError:
+    return ConfigError(f"The format onnx needs the package {error.name}: pip install 'opteq[export]'.")
+
+
+def _write_program(network: nn.Module, pixels: Tensor) -> bytes:
+    file = BytesIO()
+    torch.export.save(torch.export.export(network, (pixels,), dynamic_shapes=ANY_BATCH), file)
+    return file.getvalue()
+
+
+def _run_program(content: bytes, pixels: Tensor) -> Tensor:
+    with torch.no_grad():
+        return torch.export.load(BytesIO(content)).module()(pixels)
+
+
+def _error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max())
