@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError
 from opteq.options import require
+from opteq.overrides import definer
 from opteq.tensors.slopes import PositivePart, Slopes
 
 
@@ -111,7 +112,8 @@ class ReLU(Activation):
         return F.relu(a)
 
     def overwrite(self, a: Tensor) -> Tensor:
-        return torch.relu_(a)
+        # Who overrides the function has another one.
+        return torch.relu_(a) if type(self) is ReLU else super().overwrite(a)
 
     def derivative(self, a: Tensor) -> Tensor:
         return (a > 0).to(a.dtype)
@@ -399,10 +401,11 @@ def get_activation(activation: str | Activation | nn.Module) -> Activation:
     """The activation of that name, the object itself, or that of a module of `torch.nn`.
 
     Raises:
-        ConfigError: if there is none.
+        ConfigError: if there is none, or if its class overrides `__call__` and not what belongs to it.
     """
     found = of_module(activation) if isinstance(activation, nn.Module) else activation
     if isinstance(found, Activation):
+        _expect_own_companions(type(found))
         return found
     if not isinstance(activation, str) or activation not in ACTIVATIONS:
         got = repr(activation) if isinstance(activation, str) else _kind(activation)
@@ -411,6 +414,18 @@ def get_activation(activation: str | Activation | nn.Module) -> Activation:
             f" got {got}."
         )
     return ACTIVATIONS[activation]()
+
+
+def _expect_own_companions(cls: type[Activation]) -> None:
+    """Raise a `ConfigError` if a class changes `σ` and inherits the derivative or the like of another."""
+    changes = definer(cls, "__call__")
+    known_by_then = cls.__mro__[: cls.__mro__.index(changes) + 1]
+    for name in ("derivative", "potential", "penalty"):
+        if definer(cls, name) not in known_by_then:
+            raise ConfigError(
+                f"{changes.__name__} overrides `__call__` and inherits the `{name}` of"
+                f" {definer(cls, name).__name__}, which belongs to another function; give it a `{name}` too."
+            )
 
 
 def of_module(module: nn.Module) -> Activation | None:

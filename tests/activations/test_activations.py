@@ -5,7 +5,7 @@ import torch
 from scipy.special import spence
 from torch import nn
 
-from opteq import activations
+from opteq import Anderson, Dense, EquilibriumLayer, OptEqUnit, activations
 from opteq.activations import (
     ACTIVATIONS,
     Activation,
@@ -18,6 +18,7 @@ from opteq.activations import (
 )
 from opteq.errors import ConfigError
 from tests.conformance.instances import ACTIVATIONS as INSTANCES
+from tests.conformance.reference import random
 
 
 def test_every_activation_has_a_name_and_joins_the_conformance_suite():
@@ -136,3 +137,47 @@ def test_a_relu_with_another_derivative_has_other_slopes():
     a, t = torch.tensor([-1.0, 2.0]), torch.ones(2)
     assert activations.ReLU().slopes(a).times(t).tolist() == [0.0, 1.0]
     assert Leaking().slopes(a).times(t).tolist() == [0.25, 1.0]
+
+
+class Doubled(activations.ReLU):
+    """`2 max(a, 0)`, and what belongs to it."""
+
+    lipschitz = 2.0
+
+    def __call__(self, a):
+        return 2 * super().__call__(a)
+
+    def derivative(self, a):
+        return 2 * super().derivative(a)
+
+    def potential(self, a):
+        return 2 * super().potential(a)
+
+    def penalty(self, v):
+        return super().penalty(v) - 0.25 * v.square()
+
+
+def test_a_relu_with_another_function_is_solved_for_that_one():
+    unit = OptEqUnit(Dense(3, 4), Dense(3, 4), activation=Doubled(), max_norm=0.5).double()
+    x = random(2, 3)
+    z = EquilibriumLayer(unit, Anderson(tol=1e-12))(x).detach()
+    equation = unit.bind(x)
+    with torch.no_grad():
+        expected = equation.W.adjoint(2 * (equation.W(z) + equation.injection).clamp(min=0))
+    assert expected.norm() > 0.1
+    torch.testing.assert_close(z, expected)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS.values(), ids=ACTIVATIONS)
+@pytest.mark.parametrize("inherited", ["derivative", "potential", "penalty"])
+def test_another_function_without_what_belongs_to_it_is_refused(activation, inherited):
+    own = {name: lambda self, a: 2 * a for name in ("__call__", "derivative", "potential", "penalty")}
+    del own[inherited]
+    changed = type("Changed", (activation,), own)
+    last = type("Last", (changed,), {})
+    message = rf"Changed overrides `__call__` and inherits the `{inherited}` of {activation.__name__}, which"
+    for cls in (changed, last):
+        with pytest.raises(ConfigError, match=message):
+            get_activation(cls())
+    whole = type("Whole", (changed,), {inherited: lambda self, a: a})
+    assert isinstance(get_activation(whole()), whole)

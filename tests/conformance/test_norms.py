@@ -5,6 +5,7 @@ import pickle
 import random as numbers
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -185,6 +186,16 @@ def test_orthogonal_convolutions_keep_lengths_on_a_torus(
     assert (kernel.abs().amax((0, 1)) > 1e-3).sum() == used
 
 
+@pytest.mark.spec("R1.7")
+def test_a_shift_isometry_moves_by_the_nearest_offsets_first():
+    torch.manual_seed(0)
+    for channels, farthest in ((2, 1), (5, 1), (9, 2), (13, 4), (25, 8)):
+        (kernel,) = Conv2d(channels, channels, 5, norm=ShiftIsometry()).weights
+        rows, columns = (kernel.abs().amax((0, 1)) > 1e-3).nonzero(as_tuple=True)
+        assert len(rows) == channels
+        assert ((rows - 2) ** 2 + (columns - 2) ** 2).max() == farthest
+
+
 @pytest.mark.parametrize("way", [Orthogonal(), AlmostOrthogonal()], ids=repr)
 def test_an_orthogonal_start_is_left_alone(way: NormControl):
     torch.manual_seed(0)
@@ -197,12 +208,46 @@ def test_an_orthogonal_start_is_left_alone(way: NormControl):
     assert rest.abs().max() < 1e-6
 
 
+def correlations(kernel: np.ndarray) -> np.ndarray:
+    """`Σ_{c',s} |(P ⋆ P)_{c,c',s}|` of a kernel `(out, in, k, k)`, written out."""
+    _, channels, k, _ = kernel.shape
+    padded = np.pad(kernel, ((0, 0), (0, 0), (k - 1, k - 1), (k - 1, k - 1)))
+    sums = np.zeros(channels)
+    for c in range(channels):
+        for other in range(channels):
+            for i in range(2 * k - 1):
+                for j in range(2 * k - 1):
+                    sums[c] += abs((kernel[:, c] * padded[:, other, i : i + k, j : j + k]).sum())
+    return sums
+
+
+@pytest.mark.parametrize(("shape", "groups"), [((4, 3), 1), ((4, 3, 3, 3), 1), ((6, 2, 3, 3), 2)], ids=str)
+@pytest.mark.spec("R1.7")
+def test_almost_orthogonal_weights_are_those_of_the_formula(shape: tuple[int, ...], groups: int):
+    torch.manual_seed(0)
+    out, inside, k = shape[0], shape[1], shape[-1] if len(shape) == 4 else 1
+    operator = Dense(inside, out, norm=AlmostOrthogonal()) if len(shape) == 2 else None
+    operator = operator or Conv2d(groups * inside, out, k, groups, norm=AlmostOrthogonal())
+    with torch.no_grad():
+        operator.double().weight.copy_(random(*shape))
+        operator.weight[:, 1] = 0  # nothing of this channel
+    expected = operator.weight.detach().numpy().reshape(groups, out // groups, inside, k, k).copy()
+    for part in expected:
+        sums = correlations(part)
+        part /= np.sqrt(np.where(sums > 0, sums, 1))[:, None, None]
+    (found,) = operator.weights
+    # Less what makes up for rounding.
+    np.testing.assert_allclose(found.detach().numpy(), expected.reshape(shape), rtol=1e-12, atol=0)
+
+
 def test_starts():
     torch.manual_seed(0)
     assert abs(Dense(300, 200, start=GaussianStart(0.2)).weight.std().item() - 0.2) < 0.01
     start = Conv2d(6, 4, groups=2, start=OrthogonalStart(gain=2.0)).double()
     singular = torch.linalg.svdvals(matrix_of(start, (6, 3, 3)))
     torch.testing.assert_close(singular, torch.full_like(singular, 2.0), rtol=1e-6, atol=1e-6)
+    for weight in DepthwiseSeparableConv2d(2, 3, start=GaussianStart(0.0)).weights:
+        assert not weight.any()
     reference = torch.nn.Conv2d(6, 4, 3)
     assert abs(Conv2d(60, 40).weight.abs().max().item() - 1 / (60 * 9) ** 0.5) < 1e-3
     assert reference.weight.shape == Conv2d(6, 4).weight.shape

@@ -18,6 +18,7 @@ from opteq import (
     solve_log,
 )
 from opteq.errors import ConfigError, ShapeError
+from opteq.maps.chain import ChainEquation
 from opteq.operators.dense import BoundDense
 from tests.conformance.reference import jacobian, random
 from tests.maps.problems import EXACT, STATE, conv_unit, dense_unit, equilibrium, formula, inputs, mixed_units
@@ -323,3 +324,16 @@ def test_a_norm_above_one_is_reported_once():
     # A ceiling, or a larger μ, makes it one.
     OptEqUnit(unit.W, unit.injection.operator).bind(x)
     OptEqUnit(unit.W, unit.injection.operator, mu=9.1, max_norm=None).bind(x)
+
+
+def test_a_chain_is_a_gradient_step_where_it_is_one_map():
+    unit = dense_unit(hidden=3).bind(inputs(40)).detach()
+    # Of few hidden numbers: a solve goes about it in them, unless it has to take gradient steps.
+    alone = ChainEquation((unit,))
+    assert alone.reformulate().initial.shape == (40, 3)
+    assert alone.reformulate(gradient=True).initial.shape == (40, STATE)
+    for units in ((unit, unit), (unit, unit, unit)):
+        with pytest.raises(ConfigError, match="ChainEquation is no gradient step; use Anderson instead"):
+            ChainEquation(units).reformulate(gradient=True)
+    elsewhere = ChainEquation((unit,), random(40, STATE))
+    assert torch.equal(elsewhere.reformulate(gradient=True).initial, elsewhere.start)

@@ -289,6 +289,8 @@ def test_a_mixing_that_is_not_positive_definite_is_refused(wrong):
         LinearMixing(Dense(5, 4), Dense(3, 4), [[1.0]])
     with pytest.raises(ConfigError, match=r"`mixing` of shape \(4, 4\), got \(3, 3\)"):
         LinearMixing(Dense(5, 4), Dense(3, 4), torch.eye(3))
+    with pytest.raises(ConfigError, match=r"opteq operator .* for `W`, got torch\.nn.*Linear"):
+        LinearMixing(torch.nn.Linear(5, 4), Dense(3, 4), torch.eye(4))
 
 
 @pytest.mark.parametrize("alpha", [0, 1.5, -1, True, "0.5", None, [0.5]])

@@ -200,6 +200,11 @@ WRONG = {
         ConfigError,
         "one sample depends on others",
     ),
+    "coupled backwards": (
+        lambda y, c: y[:, 0] * torch.cat([y[1:, 0], c[-1:, 0]]),
+        ConfigError,
+        "one sample depends on others",
+    ),
     "random": (lambda y, c: (y * torch.randn_like(c)).sum(1), ConfigError, "another value .* is random"),
     "in place": (lambda y, c: (y.mul_(0.5) * c).sum(1), ConfigError, "changes its arguments in place"),
     "in place, once": (lambda y, c: (y.square() * c.abs_()).sum(1), ConfigError, "arguments in place"),

@@ -238,6 +238,32 @@ def test_coupled_regularisers_refuse_what_they_cannot_compare(make):
         layer(inputs(1))
 
 
+@pytest.mark.parametrize(
+    ("regulariser", "gamma", "form", "constant"),
+    [
+        (SquaredNorm(), 0.4, "gradient", 0.6),
+        (SquaredNorm(), 1.7, "gradient", 0.7),
+        (SquaredNorm(), 3.0, "prox", 0.25),
+        (AbsoluteNorm(), 0.1, "prox", 1.0),
+        # The curvature lies between -1/ε² and 1/(4ε²).
+        (Incay(0.5), 0.1, "gradient", 1.4),
+    ],
+)
+@pytest.mark.spec("R4.2")
+def test_the_step_of_a_regulariser_contracts_by_its_curvature(regulariser, gamma, form, constant):
+    step, _ = Regularised(dense_unit(), regulariser, gamma, form).bind(inputs()).units
+    bound = step.contraction()
+    torch.testing.assert_close(bound.value, torch.full((4,), constant, dtype=torch.float64))
+    assert bound.kind == "bound"
+
+
+def test_the_step_of_a_regulariser_of_unknown_curvature_is_estimated():
+    step, _ = Regularised(dense_unit(), HSIC(), 0.01).eval().bind(inputs()).units
+    bound = step.contraction()
+    assert bound.kind == "estimate"
+    assert bound.assumptions == ("The curvature of HSIC(bandwidth=1.0) is not bounded and was left out.",)
+
+
 def test_bad_options_are_refused():
     with pytest.raises(ConfigError, match=r"`gamma` below 2/L = 2 for SquaredNorm\(\), got 2.5"):
         Regularised(dense_unit(), SquaredNorm(), 2.5)

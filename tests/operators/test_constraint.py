@@ -121,7 +121,7 @@ def test_where_two_singular_values_meet_the_gradient_is_a_subgradient(gap, train
 
 
 @pytest.mark.spec("R1.6")
-@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e-10, 3e9, 1e12, 1e18])
+@pytest.mark.parametrize("size", [1e-30, 1e-20, 1e-10, 3e9, 1e12, 1e18, 3e19, 1e25, 1e36])
 def test_the_ceiling_knows_no_large_and_no_small_weights(size):
     # In float32, where the square of 2e19 is not finite.
     operator = meeting(0.1, torch.float32)

@@ -1,10 +1,20 @@
+import math
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from opteq import AveragePool, Compose, Conv2d, Dense, DepthwiseSeparableConv2d
+from opteq import (
+    AveragePool,
+    Compose,
+    Conv2d,
+    Dense,
+    DepthwiseSeparableConv2d,
+    GaussianStart,
+    OrthogonalStart,
+)
 from opteq.errors import ConfigError, ShapeError
 from tests.conformance.instances import seeded
 from tests.conformance.reference import matrix_of, random, spectral_norm
@@ -120,7 +130,18 @@ def test_memory_format_does_not_matter():
     ("build", "message"),
     [
         (lambda: Conv2d(2, 2, 4), "odd `kernel_size`"),
-        (lambda: Conv2d(3, 2, 3, groups=2), "`groups` to divide"),
+        (lambda: Conv2d(3, 2, 3, groups=2), "`groups` to divide both channel numbers, got 2 for 3 and 2"),
+        (lambda: Conv2d(2, 3, 3, groups=2), "`groups` to divide both channel numbers, got 2 for 2 and 3"),
+        (
+            lambda: Dense(2, 2, start=GaussianStart(-1.0)),
+            "`std` of GaussianStart to be at least 0 and finite",
+        ),
+        (lambda: Dense(2, 2, start=GaussianStart(math.inf)), "to be at least 0 and finite, got inf"),
+        (
+            lambda: Dense(2, 2, start=OrthogonalStart(0.0)),
+            "`gain` of OrthogonalStart to be positive and finite",
+        ),
+        (lambda: Dense(2, 2, start=OrthogonalStart(math.nan)), "to be positive and finite, got nan"),
         (lambda: Conv2d(0, 2), "`in_channels` to be a whole number of at least 1, got 0"),
         (lambda: Conv2d(2, "3"), "`out_channels` to be a whole number of at least 1, got '3'"),
         (lambda: Conv2d(2, 3, (3, 3)), r"`kernel_size` to be a whole number of at least 1, got \(3, 3\)"),
@@ -140,6 +161,13 @@ def test_memory_format_does_not_matter():
 def test_impossible_operators_are_refused(build, message):
     with pytest.raises(ConfigError, match=message):
         build()
+
+
+def test_operators_say_what_they_are():
+    assert repr(Dense(2, 3)) == "Dense(2, 3, norm=Ceiling())"
+    assert repr(Conv2d(2, 3, 5)) == "Conv2d(2, 3, 5, norm=Ceiling())"
+    assert repr(Conv2d(4, 6, groups=2)) == "Conv2d(4, 6, 3, groups=2, norm=Ceiling())"
+    assert repr(AveragePool(2, 4)) == "AveragePool(2, factor=4)"
 
 
 def test_pooling_needs_divisible_sides():

@@ -69,6 +69,8 @@ def test_products_in_a_graph_have_gradients(adjoint):
     product = F.conv_transpose2d if adjoint else F.conv2d
     exact = product(*double, padding=1)
     assert 1e-7 < error(image.detach(), exact.detach()) < ERROR
+    outside = bound.detach()
+    assert torch.equal(image, outside.adjoint(given.detach()) if adjoint else outside(given.detach()))
     for found, expected in zip(gradients, torch.autograd.grad(exact, double, other.double()), strict=True):
         assert 1e-7 < error(found, expected) < ERROR
 

@@ -76,6 +76,27 @@ def test_a_residual_that_grows_sends_back_to_picard():
     assert (after[1] - problem(before)[1]).abs().max() > 1e-3
 
 
+def test_a_residual_above_three_times_the_best_one_is_one_that_grows():
+    # Residuals of a size at which one could be taken for the inverse of another.
+    torch.manual_seed(0)
+    x = torch.zeros(2, 5, dtype=torch.float64)
+    directions = torch.nn.functional.normalize(torch.randn(5, 2, 5, dtype=torch.float64), dim=2)
+    sizes = 1e-3 * torch.tensor([[2, 2], [1, 1], [2.9, 3.1], [5, 5], [2.9, 16]], dtype=torch.float64)
+    rule, steps = Broyden().start(x), []
+    for direction, size in zip(directions, sizes, strict=True):
+        g = size[:, None] * direction
+        x, old = rule(x, x + g, g, torch.stack([size, size], dim=1)), x
+        steps.append((x - old - g).norm(dim=1) > 1e-9)
+    # A plain step at the start and where a sample has grown; from then on the best is the best since.
+    assert torch.stack(steps).tolist() == [
+        [False, False],
+        [True, True],
+        [True, False],
+        [False, True],
+        [True, False],
+    ]
+
+
 def test_an_update_that_divides_by_zero_is_left_out():
     # F is constant, so that Δ F = 0 and no secant exists.
     z, info = solve_fixed_point(lambda z: z + 1, torch.zeros(1, 2, dtype=torch.float64), Broyden(1e-10, 8))

@@ -216,3 +216,57 @@ def test_a_metric_may_hand_back_what_it_is_given(metric):
     assert info.converged.all()
     assert relative_error(matrix, x, b) < 1e-9
     torch.testing.assert_close(residual, b - product(x), rtol=0, atol=1e-12)
+
+
+def test_who_follows_conjugate_gradients_can_add_up_the_solution():
+    matrix, b = definite((3.0, 30.0)), 1e3 * right_hand_side(2)
+    product, directions, lengths = Product(matrix), [], []
+
+    def watched(p):
+        directions.append(p.clone())
+        return product(p)
+
+    x, _, info = conjugate_gradients(watched, b, 1e-10, 60, follow=lambda t: lengths.append(t.clone()))
+    assert len(lengths) == info.evaluations
+    way = sum(t[:, None] * p for t, p in zip(lengths, directions, strict=True))
+    torch.testing.assert_close(way, x, rtol=1e-10, atol=1e-10)
+
+
+def test_residuals_are_relative_to_the_size_that_is_given():
+    matrix, b = definite((30.0, 30.0)), right_hand_side(2)
+    size = torch.tensor([0.1, 10.0], dtype=torch.float64) * b.norm(dim=1)
+    x, residual, info = conjugate_gradients(Product(matrix), b, 1e-4, 60, size=size)
+    assert info.converged.all()
+    assert info.steps[1] < info.steps[0]
+    torch.testing.assert_close(info.residuals[:, 0], torch.tensor([10.0, 0.1], dtype=torch.float64))
+    true = b - Product(matrix)(x)
+    torch.testing.assert_close(residual, true, rtol=0, atol=1e-10)
+    torch.testing.assert_close(info.residual, true.norm(dim=1) / size, rtol=1e-6, atol=1e-12)
+
+
+def test_steps_of_gmres_past_an_exact_solution_are_none():
+    # The first sample's space is exhausted after one step, without any rounding.
+    matrix = torch.stack([2 * torch.eye(10).double(), definite((50.0,))[0]])
+    b = torch.stack([torch.eye(10)[3].double(), right_hand_side(1)[0]])
+    x, info = gmres(Product(matrix), b, 1e-12, 50)
+    assert info.steps[0] == 1
+    assert torch.equal(x[0], b[0] / 2)
+    assert relative_error(matrix[1:], x[1:], b[1:]) < 1e-9
+
+
+def test_defaults_for_new_tensors_are_not_those_of_the_right_hand_side(solver):
+    product = Product(definite((3.0, 30.0), dtype=torch.float32))
+    b = right_hand_side(2, dtype=torch.float32)
+    expected, expected_info = solver(product, b, 1e-5, 30)
+    torch.set_default_dtype(torch.float64)
+    try:
+        wide = solver(product, b, 1e-5, 30)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    with torch.device("meta"):
+        elsewhere = solver(product, b, 1e-5, 30)
+    for x, info in (wide, elsewhere):
+        assert torch.equal(x, expected)
+        assert x.dtype == torch.float32
+        assert torch.equal(info.steps, expected_info.steps)
+        assert torch.equal(info.converged, expected_info.converged)

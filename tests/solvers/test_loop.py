@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from opteq.errors import ConfigError
 from opteq.solvers.anderson import Anderson
-from opteq.solvers.base import Solver, find_fixed_point, solve_fixed_point
+from opteq.solvers.base import Solver, check_tolerance, find_fixed_point, solve_fixed_point
 from opteq.solvers.broyden import Broyden
+from opteq.solvers.nesterov import Nesterov
 from opteq.solvers.picard import Picard
 from tests.solvers.problems import Affine, Recorder
 
@@ -27,6 +29,15 @@ def test_a_rule_that_leaves_the_finite_numbers_gives_the_iterate_before():
     assert torch.equal(z, torch.full((2, 3), 4.0))
     assert not info.converged.any()
     assert info.steps.tolist() == [3, 3]
+
+
+def test_an_image_that_is_not_finite_at_once_gives_the_start():
+    start = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    found = find_fixed_point(lambda z: torch.stack([z[0] / 0, z[1] / 2]), start, Scripted([4.0], tol=0.1))
+    assert torch.equal(found.value[0], start[0])
+    assert torch.equal(found.image[0], start[0])
+    assert not found.info.converged.any()
+    assert found.info.steps.tolist() == [1, 2]
 
 
 def test_the_iterate_that_met_the_tolerance_is_returned_and_not_its_image():
@@ -68,6 +79,52 @@ def test_iterates_may_change_their_dtype_between_the_samples_that_stop():
     assert info.steps[0] < info.steps[1]
     assert info.converged.all()
     torch.testing.assert_close(value.float(), torch.tensor([[0.0], [0.5]]), rtol=0.1, atol=0)
+
+
+def test_an_image_of_low_precision_comes_in_the_precision_of_its_iterate():
+    found = find_fixed_point(lambda z: (z / 2 + 1).bfloat16(), torch.zeros(1, 2), Picard(0.1, damping=0.5))
+    assert found.value.dtype == found.image.dtype == torch.float32
+    torch.testing.assert_close(found.image, torch.full((1, 2), 2.0), rtol=0.1, atol=0)
+
+
+@pytest.mark.parametrize("solver", [Anderson(max_steps=6), Broyden(max_steps=6), Nesterov(max_steps=6)])
+def test_under_autocast_the_products_of_a_solver_are_in_full_precision(solver):
+    def scaled(z):  # by nothing that autocast would run in low precision
+        return torch.linspace(0.1, 0.9, 12) * z + 1
+
+    plain, cast = Recorder(scaled), Recorder(scaled)
+    solve_fixed_point(plain, torch.zeros(2, 12), solver)
+    with torch.autocast("cpu", torch.bfloat16):
+        solve_fixed_point(cast, torch.zeros(2, 12), solver)
+    # Low precision would be off by a hundredth; compiled code, which autocast goes without, rounds otherwise.
+    torch.testing.assert_close(torch.stack(cast.inputs), torch.stack(plain.inputs), rtol=1e-4, atol=1e-4)
+
+
+def test_a_batch_that_is_one_system_has_one_residual_and_stops_at_once():
+    rates = torch.tensor([[0.1], [0.5], [0.9]], dtype=torch.float64)
+    start, solver = torch.zeros(3, 4, dtype=torch.float64), Picard(1e-6, 500)
+    found = find_fixed_point(lambda z: rates * z + 1, start, solver, joint=True)
+    row = find_fixed_point(lambda z: (rates * z.view(3, 4) + 1).view(1, 12), start.view(1, 12), solver)
+    assert torch.equal(found.value, row.value.view(3, 4))
+    assert torch.equal(found.image, row.image.view(3, 4))
+    assert found.info.steps.tolist() == 3 * row.info.steps.tolist()
+    assert found.info.converged.tolist() == [True, True, True]
+    assert torch.equal(found.info.residuals, row.info.residuals.expand(3, -1))
+
+
+@pytest.mark.parametrize(("dtype", "width"), [(torch.float32, 64), (torch.float64, 64), (torch.bfloat16, 32)])
+def test_a_tolerance_out_of_reach_says_where_it_is_set(dtype, width):
+    name = str(dtype).removeprefix("torch.")
+    for owner, method in (("solver", "Anderson"), ("gradient", "Implicit")):
+        with pytest.raises(ConfigError) as refusal:
+            check_tolerance(1e-20, dtype, owner)
+        possible = f"{20 * torch.finfo(dtype).eps:.1g}"
+        assert str(refusal.value) == (
+            f"tol=1e-20 cannot be reached in {name}; use at least {possible} or a wider dtype. It is the"
+            f" `tol` of the {owner}, as in EquilibriumLayer(…, {owner}={method}(tol={possible})), or"
+            f" --model.network.body.{owner}.tol={possible} on the command line; the dtype is that of"
+            f" layer.to(torch.float{width}), or --trainer.precision={width}."
+        )
 
 
 @pytest.mark.parametrize("solver", [Picard(1e-9, 200), Anderson(1e-9, 50), Broyden(1e-9, 50)])

@@ -102,6 +102,17 @@ def test_one_step_is_the_formula():
 
 
 @pytest.mark.spec("R4.3")
+def test_the_steps_that_are_asked_for_are_taken():
+    problem, function = Flat(), Quadratic(random(3, 6), random(1, 3, seed=1))
+    sam, z = SAM(function), random(1, 6, seed=2)
+    expected = z
+    for k in (1, 2, 3):
+        expected = sam.blend(k, expected, problem(expected))
+    torch.testing.assert_close(sam.select(problem, z, 3), expected, rtol=1e-13, atol=0)
+    assert torch.equal(sam.select(problem, z, 0), z)
+
+
+@pytest.mark.spec("R4.3")
 @pytest.mark.parametrize(("L", "gamma", "eta"), [(0.5, 1.0, 0.25), (0.02, 25.0, 0.01), (3.0, 1 / 6, 0.5)])
 def test_step_lengths_follow_the_lipschitz_constant(L, gamma, eta):
     # Theorem 5: γ = 1/(2L), η = min(√(2L), L/2, ½).
@@ -172,17 +183,23 @@ def test_a_layer_takes_care_of_a_regulariser_that_compares_samples():
 def test_bad_options_are_refused():
     for options, message in [
         ({"rho": 0.7}, "`rho` of SAM to be less than 1 - 2c, got 0.7"),
+        ({"rho": 0.6}, "`rho` of SAM to be less than 1 - 2c, got 0.6"),
+        ({"rho": 1, "c": None}, "`rho` of SAM to be less than 1 - 2c, got 1"),
         ({"rho": 0}, "`rho` of SAM to be positive, got 0"),
-        ({"c": -0.1}, "`c` of SAM to be positive or None"),
-        ({"gamma": 0}, "`gamma` of SAM to be positive or None"),
-        ({"eta": 2}, r"`eta` of SAM to be in \(0, 1\] or None"),
+        ({"c": -0.1}, "`c` of SAM to be positive or None, got -0.1"),
+        ({"c": 0}, "`c` of SAM to be positive or None, got 0"),
+        ({"gamma": 0}, "`gamma` of SAM to be positive or None, got 0"),
+        ({"eta": 0}, r"`eta` of SAM to be in \(0, 1\] or None, got 0"),
+        ({"eta": 2}, r"`eta` of SAM to be in \(0, 1\] or None, got 2"),
     ]:
         with pytest.raises(ConfigError, match=message):
             SAM(SquaredNorm(), **options)
-    with pytest.raises(
-        ConfigError, match="no Lipschitz constant to derive `gamma` and `eta` from; give both"
-    ):
-        SAM(AbsoluteNorm(), gamma=0.1)
+    for given in ({"gamma": 0.1}, {"eta": 0.1}, {}):
+        with pytest.raises(
+            ConfigError, match="no Lipschitz constant to derive `gamma` and `eta` from; give both"
+        ):
+            SAM(AbsoluteNorm(), **given)
+    SAM(SquaredNorm(), rho=0.99, c=None, eta=1)
     with pytest.raises(ConfigError, match="`regulariser` of SAM to be an object with `gradient`"):
         SAM(None)
     with pytest.raises(ConfigError, match=r"`select` of Unrolled to be a SAM\(regulariser\) or None"):

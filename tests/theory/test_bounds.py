@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import torch
@@ -96,24 +97,65 @@ def test_geq_is_bounded_tighter_under_the_conditions_of_remark_1():
     assert tight < optequnit_generalization_bound(**sizes).value
 
 
-@pytest.mark.parametrize("value", [0.0, 1.1, -1])
-def test_the_generalization_bound_of_geq_refuses_impossible_weights(value):
-    with pytest.raises(ConfigError, match=r"`largest_weight` to be in \(0, 1\]"):
-        geq_generalization_bound(**(GAUSSIAN | {"largest_weight": value}))
+LIPSCHITZ = {"largest_weight": 0.4, "norm": 0.5, "gamma": 0.36, "size": 2.0}
+INPUTS = {"x1": torch.ones(1, 2), "x2": torch.ones(1, 2)}
+SIMILARITY = INPUTS | {"variance": 1.0, "width": 3, "norm": 0.5}
+WEIGHTS = INPUTS | {"gamma": 0.5, "smallest": 1.0, "norm": 0.5, "state_norm": 1.0}
+BOUNDS = {
+    optequnit_generalization_bound: EXAMPLE,
+    geq_generalization_bound: GAUSSIAN,
+    published_lipschitz_optequnit: {"norm": 0.5},
+    published_lipschitz_geq: LIPSCHITZ,
+    optequnit_similarity_bound: SIMILARITY,
+    kernel_weight_bound: WEIGHTS,
+}
+# What is refused, in which words, and what is still admitted.
+RANGES = {
+    "margin": ([0.0, -1.0], "positive", [1e-3]),
+    "input_norm": ([-1.0], "at least 0", [0.0]),
+    "gram_norm": ([-0.1, 1.0], "in [0, 1)", [0.0, 0.99]),
+    "weights_norm": ([-1.0], "at least 0", [0.0]),
+    "width": ([0, -1], "at least 1", [1]),
+    "samples": ([1, 0], "at least 2", [2]),
+    "confidence": ([0.0, 1.0], "in (0, 1)", [0.01, 0.99]),
+    "gamma": ([0.0, -0.5], "positive", [1e-3]),
+    "size": ([-1.0], "at least 0", [0.0]),
+    "variance": ([-1.0], "at least 0", [0.0]),
+    "smallest": ([-1.0], "at least 0", [0.0]),
+    "state_norm": ([-1.0], "at least 0", [0.0]),
+}
+OPEN_NORM = ([0.0, 1.0], "in (0, 1)", [0.01, 0.99])
+NORM = ([-0.1, 1.0], "in [0, 1)", [0.0])
+OWN_RANGES = {
+    (optequnit_generalization_bound, "norm"): OPEN_NORM,
+    (geq_generalization_bound, "norm"): OPEN_NORM,
+    (geq_generalization_bound, "largest_weight"): ([0.0, 1.1, -1], "in (0, 1]", [1.0]),
+    (published_lipschitz_optequnit, "norm"): NORM,
+    (published_lipschitz_geq, "norm"): NORM,
+    (published_lipschitz_geq, "largest_weight"): ([-0.1, 1.1], "in [0, 1]", [0.0, 1.0]),
+    (optequnit_similarity_bound, "norm"): NORM,
+    (kernel_weight_bound, "norm"): ([-1.0], "at least 0", [0.0]),
+}
 
 
+@pytest.mark.spec("R6.7")
 @pytest.mark.parametrize(
-    "name", ["margin", "norm", "gram_norm", "input_norm", "weights_norm", "confidence", "width"]
+    ("bound", "name"),
+    [(bound, name) for bound, given in BOUNDS.items() for name in given if name not in INPUTS],
+    ids=lambda v: getattr(v, "__name__", v),
 )
-def test_the_generalization_bound_refuses_what_the_proposition_does_not_admit(name):
-    with pytest.raises(ConfigError, match=f"`{name}`"):
-        optequnit_generalization_bound(**(EXAMPLE | {name: -1}))
-    with pytest.raises(ConfigError, match=r"`norm` to be in \[0, 1\)"):
-        optequnit_similarity_bound(torch.ones(1, 2), torch.ones(1, 2), 1.0, 3, 1.0)
-    with pytest.raises(ConfigError, match="`variance` to be at least 0"):
-        optequnit_similarity_bound(torch.ones(1, 2), torch.ones(1, 2), -1.0, 3, 0.5)
-    with pytest.raises(ConfigError, match="`gamma` to be positive"):
-        kernel_weight_bound(torch.ones(1, 2), torch.ones(1, 2), -0.5, 1.0, 0.5, 1.0)
+def test_numbers_that_a_proposition_does_not_admit_are_refused_and_no_others(bound, name):
+    refused, expected, admitted = OWN_RANGES.get((bound, name)) or RANGES[name]
+    for value in refused:
+        with pytest.raises(
+            ConfigError, match=re.escape(f"Expected `{name}` to be {expected}, got {value!r}.")
+        ):
+            bound(**(BOUNDS[bound] | {name: value}))
+    for value in admitted:
+        certificate = bound(**(BOUNDS[bound] | {name: value}))
+        assert certificate.value.isfinite().all()
+        assert certificate.kind == "bound"
+        assert any("The activation is ReLU" in text for text in certificate.assumptions)
 
 
 @pytest.mark.spec("R6.7")
@@ -190,18 +232,21 @@ def test_proposition_3_by_hand():
     assert any("γ is fixed" in text for text in bound.assumptions)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((1.1, 0.5, 0.3, 1.0), "`largest_weight`"),
-        ((0.5, 1.0, 0.3, 1.0), "`norm`"),
-        ((0.5, 0.5, 0.0, 1.0), "`gamma`"),
-        ((0.5, 0.5, 0.3, -1.0), "`size`"),
-        ((1.0, 0.99, 1.0, 3.0), r"below 1, got 3.89; use `equilibrium_lipschitz`"),
-    ],
-)
-def test_proposition_3_refuses_what_it_does_not_admit(arguments, message):
-    with pytest.raises(ConfigError, match=message):
-        published_lipschitz_geq(*arguments)
-    with pytest.raises(ConfigError, match="`norm`"):
-        published_lipschitz_optequnit(1.0)
+def test_proposition_3_ends_where_its_rate_reaches_1():
+    with pytest.raises(ConfigError, match=r"below 1, got 3\.89; use `equilibrium_lipschitz`"):
+        published_lipschitz_geq(1.0, 0.99, 1.0, 3.0)
+    # ½·½² + √γ·B·½³ is 1 at √γB = 7, all of it exact.
+    with pytest.raises(ConfigError, match=r"below 1, got 1; use"):
+        published_lipschitz_geq(0.5, 0.5, 49.0, 1.0)
+    assert published_lipschitz_geq(0.5, 0.5, 36.0, 1.0).value.item() == pytest.approx(7, rel=1e-12)
+
+
+@pytest.mark.spec("R6.7")
+def test_proposition_4_by_hand():
+    # ‖x_1‖ = 5, ‖x_2‖ = 2: 3·0.3·5·2/(2·0.75²); in float64 whatever the inputs are.
+    x1, x2 = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]])
+    value = optequnit_similarity_bound(x1, x2, 0.3, 3, 0.5).value
+    assert value.tolist() == pytest.approx([8.0], rel=1e-12)
+    # ‖x_1 - x_2‖² = 13: e^{0.4·((2·0.5)² - 0.6²·13/4)}
+    value = kernel_weight_bound(x1, x2, 0.4, 0.6, 0.5, 2.0).value
+    assert value.tolist() == pytest.approx([math.exp(0.4 * (1 - 0.36 * 13 / 4))], rel=1e-12)

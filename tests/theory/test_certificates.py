@@ -94,6 +94,8 @@ def test_the_distance_bound_holds_and_is_not_idle(make, options):
     torch.testing.assert_close(certificate.distance_to_reference.value, distance, rtol=1e-4, atol=1e-9)
     assert (certificate.contraction.value < 1).all()
     assert certificate.distance.kind == "bound"
+    assert certificate.distance_to_reference.kind == "estimate"
+    assert certificate.distance_to_reference.assumptions == ("The reference is the equilibrium.",)
     assert (distance <= certificate.distance.value).all()
     assert (certificate.distance.value <= 60 * distance).all()
     if make is deep:
@@ -225,6 +227,10 @@ def test_no_bound_where_nothing_contracts():
     certificate = certify(EquilibriumLayer(unit, on_unconverged="count"), torch.randn(5, 3))
     assert (certificate.contraction.value > 1).all()
     assert torch.isinf(certificate.distance.value).all()
+    # Nor a reference: every sample diverges.
+    assert certificate.distance_to_reference.value.isnan().all()
+    assert certificate.objective.isfinite().all()
+    assert certificate.objective_at_reference.isnan().all()
 
 
 @pytest.mark.spec("R5.1", "R6.6")

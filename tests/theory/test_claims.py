@@ -313,6 +313,15 @@ class LoudReLU(ReLU):
     def __call__(self, a):
         return 5 * super().__call__(a)
 
+    def derivative(self, a):
+        return 5 * super().derivative(a)
+
+    def potential(self, a):
+        return 5 * super().potential(a)
+
+    def penalty(self, v):
+        return super().penalty(v) - 0.4 * v.square()
+
 
 class LoudSquare(SquaredNorm):
     def gradient(self, z):

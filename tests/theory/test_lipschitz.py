@@ -37,6 +37,7 @@ from opteq import (
 from opteq.errors import ConfigError, NonFiniteError
 from opteq.results import tensors_of
 from opteq.theory.lipschitz import equilibrium_lipschitz, lipschitz_bound, published_lipschitz
+from tests.conformance.reference import random
 
 
 def steepest_ratio(function, shape, scale, starts=8, steps=40):
@@ -749,6 +750,7 @@ STAGES = {
     "strided convolution": (nn.Conv2d(2, 3, 3, stride=2, padding=1), (2, 5, 6), 1.0),
     "padded convolution": (nn.Conv2d(2, 4, (3, 5), padding=4, groups=2), (2, 5, 6), 0.5),
     "batch norm": (nn.BatchNorm2d(3), (3, 4, 4), 1e-9),
+    "batch norm without weights": (nn.BatchNorm2d(3, affine=False), (3, 4, 4), 1e-9),
     "average pool": (nn.AvgPool2d(2), (2, 4, 6), 1e-9),
     "overlapping pool": (nn.AvgPool2d(3, 1, padding=1), (2, 4, 6), 0.5),
     "adaptive pool": (nn.AdaptiveAvgPool2d(1), (2, 4, 6), 1e-9),
@@ -763,13 +765,68 @@ def test_bounds_of_linear_stages_against_their_dense_norm(stage, shape, slack):
     stage = stage.double().eval()
     if isinstance(stage, nn.BatchNorm2d):
         stage.running_var.uniform_(0.1, 2)
-        stage.weight.data.normal_()
+        if stage.affine:
+            stage.weight.data.normal_()
     zero = torch.zeros(1, *shape, dtype=torch.float64)
     basis = torch.eye(zero.numel(), dtype=torch.float64).reshape(-1, *shape)
     matrix = (stage(basis) - stage(zero)).flatten(1)
     norm = torch.linalg.matrix_norm(matrix, 2).item()
-    bound = lipschitz_bound(stage, zero).value.item()
-    assert norm <= bound <= (1 + slack) * norm
+    bound = lipschitz_bound(stage, zero)
+    assert norm <= bound.value.item() <= (1 + slack) * norm
+    assert bound.kind == "bound"
+    assert bound.assumptions == ("Inputs are shaped like `x`.",)
+
+
+STEADY = [
+    nn.Identity(), nn.Flatten(), nn.ZeroPad2d(1), nn.Dropout(), nn.Dropout2d(), nn.ReLU(), nn.Tanh(),
+    nn.Sigmoid(), nn.Hardtanh(), nn.Softshrink(), nn.Softplus(), nn.Softplus(threshold=20), nn.LeakyReLU(0.0),
+    nn.LeakyReLU(0.3), nn.LeakyReLU(1.0), nn.ELU(0.0), nn.ELU(),
+]  # fmt: skip
+LOUD = [
+    nn.Softplus(threshold=19.5), nn.LeakyReLU(-0.1), nn.LeakyReLU(1.1), nn.ELU(-0.1), nn.ELU(1.1), nn.GELU(),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stage", STEADY, ids=repr)
+def test_what_moves_no_farther_than_its_input_has_the_constant_1(stage):
+    stage, (a, b) = stage.eval(), 3 * random(2, 300, 2, 3, 4)
+    moved = (stage(a) - stage(b)).flatten(1).norm(dim=1) / (a - b).flatten(1).norm(dim=1)
+    assert moved.max() <= 1 + 1e-12
+    assert lipschitz_bound(stage, a).value.item() == 1.0
+
+
+@pytest.mark.parametrize("stage", LOUD, ids=repr)
+def test_what_may_move_farther_than_its_input_is_refused(stage):
+    with pytest.raises(ConfigError, match=f"No Lipschitz constant is known for {type(stage).__name__}; give"):
+        lipschitz_bound(stage, torch.zeros(1, 2, 3, 4))
+
+
+class Listed(nn.Module):
+    """Lists its stages, and does something more to what they give."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.stages, self.factor = nn.Sequential(nn.Linear(3, 4), nn.Tanh()), factor
+
+    def forward(self, x):
+        return self.factor * self.stages(x)
+
+
+def test_stages_that_differ_by_rounding_alone_are_all_that_a_module_applies():
+    x = torch.ones(1, 3)
+    lipschitz_bound(Listed(1 + 1e-5), x)
+    with pytest.raises(ConfigError, match="Listed gives something else than its `stages` do"):
+        lipschitz_bound(Listed(1.01), x)
+
+
+def test_a_part_with_a_hook_is_named():
+    x = torch.zeros(1, 3)
+    for index, name in ((None, "Sequential"), (1, "1")):
+        network = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+        part = network if index is None else network[index]
+        part.register_forward_hook(lambda module, args, output: None)
+        with pytest.raises(ConfigError, match=f"^{name} has a forward hook"):
+            lipschitz_bound(network, x)
 
 
 @pytest.mark.parametrize(

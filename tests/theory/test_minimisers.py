@@ -21,8 +21,9 @@ from opteq import (
 from opteq.errors import ConfigError
 from opteq.maps.regularised import Regularised
 from opteq.objectives.regularisers import AbsoluteNorm, Incay
+from opteq.results import Certificate
 from opteq.solvers.base import solve_fixed_point
-from opteq.theory.minimisers import equilibrium_kind
+from opteq.theory.minimisers import EquilibriumKind, equilibrium_kind
 from tests.conformance.instances import Student, seeded
 from tests.conformance.reference import jacobian, random
 from tests.maps.branches import branch_units, ring_objective
@@ -109,6 +110,22 @@ def test_local_minimisers_are_estimates():
         assert not kind.minimiser.any()
         assert kind.local_minimiser.all()
         assert "5 are local minimisers by an estimate" in str(kind)
+
+
+@pytest.mark.spec("R6.4")
+def test_the_kinds_of_equilibria_are_counted():
+    everywhere = torch.tensor([1.0, 2.0, 1.5, 3.0], dtype=torch.float64)
+    here = torch.tensor([0.4, 0.9, 1.0, 1.75], dtype=torch.float64)
+    kind = EquilibriumKind(Certificate(everywhere, "bound"), Certificate(here, "estimate"))
+    assert kind.minimiser.tolist() == [True, False, False, False]
+    assert kind.local_minimiser.tolist() == [True, True, False, False]
+    assert str(kind) == (
+        "Of 4 equilibria 1 are certified minimisers of the hidden objective, 1 are local minimisers by an"
+        " estimate, and 2 are known to be stationary points only; the largest eigenvalue of ∇²S is at most 3"
+        " (bound), and 1.75 at the equilibria (estimate)."
+    )
+    guessed = EquilibriumKind(Certificate(everywhere, "estimate"), Certificate(here, "estimate"))
+    assert not guessed.minimiser.any()
 
 
 @pytest.mark.spec("R1.2")

@@ -58,10 +58,33 @@ def test_each_condition_is_checked(function, fault):
 
 
 @pytest.mark.spec("R2.7")
+def test_what_is_measured_is_that_of_the_matrix():
+    matrix = torch.tensor([[0.5, 0.3], [-0.1, 0.2]], dtype=torch.float64)
+    report = check_proximal(lambda v: v @ matrix.mT, points(2))
+    # ½(J - Jᵀ) turns by 0.2; trace and determinant are 0.7 and 0.09 of ½(J + Jᵀ), 0.39 and 0.13² of JᵀJ.
+    for found, expected in (
+        (report.asymmetry, 0.2),
+        (report.smallest, 0.35 - (0.35**2 - 0.09) ** 0.5),
+        (report.norm, ((0.39 + (0.39**2 - 4 * 0.13**2) ** 0.5) / 2) ** 0.5),
+    ):
+        torch.testing.assert_close(found, torch.full((8,), expected, dtype=torch.float64))
+    assert str(report) == (
+        "a proximal operator at 0 of 8 points: asymmetry at most 0.2, eigenvalues at least 0.17, norm at most"
+        " 0.5834"
+    )
+    # Each may be off by the tolerance.
+    assert check_proximal(lambda v: v @ matrix.mT, points(2), 0.2 + 1e-12).is_proximal.all()
+    assert check_proximal(lambda v: -0.1 * v, points(2), 0.1 + 1e-12).is_proximal.all()
+    assert check_proximal(lambda v: 1.1 * v, points(2), 0.1 + 1e-12).is_proximal.all()
+
+
+@pytest.mark.spec("R2.7")
 def test_proximal_operators_in_closed_form_and_maps_that_are_none():
     z = points(5)
     assert check_proximal(lambda v: v / (1 + 0.3), z).is_proximal.all()
     assert check_proximal(lambda v: v.sign() * (v.abs() - 0.2).clamp(min=0), z).is_proximal.all()
+    constant = torch.ones(5, dtype=torch.float64, requires_grad=True)
+    assert check_proximal(lambda v: constant.expand_as(v), z).is_proximal.all()
     # The projection onto the unit ball couples the coordinates.
     assert check_proximal(lambda v: v / v.norm(dim=1, keepdim=True).clamp(min=1), z).is_proximal.all()
     torch.manual_seed(0)
@@ -70,8 +93,8 @@ def test_proximal_operators_in_closed_form_and_maps_that_are_none():
 
 
 def test_refuses_what_it_cannot_check():
-    with pytest.raises(ShapeError, match="at most 2048 entries per point, got 4096"):
-        check_proximal(lambda v: v, torch.zeros(1, 4, 32, 32))
+    with pytest.raises(ShapeError, match="at most 2048 entries per point, got 2049"):
+        check_proximal(lambda v: v, torch.zeros(1, 2049))
     with pytest.raises(ShapeError, match=r"keeps the shape \(1, 4\), got \(1, 2\)"):
         check_proximal(lambda v: v[:, :2], torch.zeros(1, 4))
     with pytest.raises(ShapeError, match="at least one point"):

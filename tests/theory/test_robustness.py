@@ -7,6 +7,7 @@ from opteq.data.digits import Digits
 from opteq.errors import ConfigError, ConvergenceError, ShapeError
 from opteq.models.bodies import Coupled, Gaussian, Kernel, Unit
 from opteq.operators.base import LinearOperator
+from opteq.theory import robustness
 from opteq.theory.lipschitz import lipschitz_bound
 from opteq.theory.robustness import robust_radius
 from tests.networks import branch_classifier
@@ -300,6 +301,18 @@ def test_the_classifier_is_left_as_it_was():
     assert classifier[2].solver == Anderson()
 
 
+def test_an_equilibrium_that_is_not_found_is_no_ground_for_a_radius(monkeypatch):
+    classifier, shape = dense_classifier()
+    for layer in classifier.modules():
+        if isinstance(layer, EquilibriumLayer):
+            layer.on_unconverged = "count"
+    x = torch.randn(2, *shape)
+    robust_radius(classifier, x)
+    monkeypatch.setattr(robustness, "Anderson", lambda tol, max_steps: Anderson(tol, 2))
+    with pytest.raises(ConvergenceError):
+        robust_radius(classifier, x)
+
+
 def test_refuses_what_it_cannot_bound():
     with pytest.raises(ConfigError, match="GELU"):
         robust_radius(nn.Sequential(nn.Linear(4, 3), nn.GELU(), nn.Linear(3, 2)), torch.randn(2, 4))
@@ -307,6 +320,9 @@ def test_refuses_what_it_cannot_bound():
         robust_radius(None, torch.randn(2, 4))
     with pytest.raises(ShapeError, match=r"logits of shape \(batch, classes\), got \(2, 3, 4, 4\)"):
         robust_radius(nn.Conv2d(1, 3, 3, padding=1), torch.randn(2, 1, 4, 4))
+    for x, got in ((torch.ones(2, 4, dtype=torch.long), "torch.int64"), ([[1.0] * 4], "list")):
+        with pytest.raises(ShapeError, match=f"a tensor of floating-point numbers, got {got}"):
+            robust_radius(nn.Linear(4, 3), x)
     unit = OptEqUnit(Dense(3, 8), Dense(4, 8), max_norm=None)
     unit.W.weight.data *= 20
     unit.norm_checked = True

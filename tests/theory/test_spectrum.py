@@ -112,3 +112,31 @@ def test_a_basis_holds_no_more_numbers_than_allowed(monkeypatch):
     monkeypatch.setattr(spectrum, "_LARGEST", 0)
     monkeypatch.setattr(spectrum, "_NUMBERS", 5 * 72)
     assert len(singular_values(bound_of("ceiling")).values) == 5 * spectrum._PROBES
+    # Two steps are the fewest from which there is something to learn.
+    monkeypatch.setattr(spectrum, "_NUMBERS", 1)
+    assert len(singular_values(bound_of("ceiling")).values) == 2 * spectrum._PROBES
+
+
+def test_the_quadrature_is_the_same_every_time_and_leaves_the_generator_alone(monkeypatch):
+    monkeypatch.setattr(spectrum, "_LARGEST", 0)
+    bound = bound_of("ceiling")
+    before = torch.get_rng_state()
+    first = singular_values(bound)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(7)
+    assert torch.equal(singular_values(bound).values, first.values)
+
+
+def test_weights_of_low_precision_are_looked_at_in_float32(monkeypatch):
+    monkeypatch.setattr(spectrum, "_LARGEST", 0)
+    bound = bound_of("ceiling")
+    rounded = bound.with_tensors(tuple(w.detach().bfloat16() for w in bound.tensors))
+    expected = torch.linalg.svdvals(matrix_of(rounded))[0].item()
+    assert singular_values(rounded).largest == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_value_that_a_share_reaches():
+    values, shares = torch.tensor([4.0, 2.0, 1.0]).double(), torch.tensor([0.25, 0.25, 0.5]).double()
+    found = spectrum.Spectrum(values, shares, "estimate", (3,), (3,))
+    reached = {0.1: 4, 0.25: 4, 0.26: 2, 0.5: 2, 0.51: 1, 1.0: 1}
+    assert {share: found.above(share) for share in reached} == reached

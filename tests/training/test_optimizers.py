@@ -35,6 +35,18 @@ def test_the_decay_is_applied():
     torch.testing.assert_close(bias.detach(), before[1], rtol=0, atol=0)
 
 
+def test_an_optimizer_of_timm_takes_its_step_with_the_rate_and_the_decay_of_the_training():
+    optim = pytest.importorskip("timm.optim", reason="timm is not installed")
+    made = groups()
+    (weight,), (bias,) = (group["params"] for group in made)
+    before = weight.detach().clone(), bias.detach().clone()
+    weight.grad, bias.grad = torch.randn(2, 3), torch.randn(2)
+    make_optimizer(partial(optim.Lion, betas=(0.8, 0.9)), made).step()
+    # The first step of Lion (Chen et al. 2023) is the sign of the gradient.
+    torch.testing.assert_close(weight.detach(), before[0] * (1 - 0.5 * 0.1) - 0.5 * weight.grad.sign())
+    torch.testing.assert_close(bias.detach(), before[1] - 0.5 * bias.grad.sign())
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [

@@ -104,7 +104,7 @@ class BoundConv2d(BoundOperator):
 
     def _convolved(self, image: Tensor, adjoint: bool) -> Tensor:
         (weight,) = self.tensors
-        if self._attached(image):
+        if self._attached(image, adjoint):
             return _Attached.apply(self, adjoint, image, weight)
         if winograd.fits(image, weight, self.groups, self.error, adjoint):
             kernels = self._adjoint_kernels if adjoint else self._kernels
@@ -126,13 +126,13 @@ class BoundConv2d(BoundOperator):
     def _adjoint_kernels(self) -> Tensor:
         return winograd.transformed(self.tensors[0], adjoint=True)
 
-    def _attached(self, image: Tensor) -> bool:
+    def _attached(self, image: Tensor, adjoint: bool) -> bool:
         """Whether a product in the graph may be as rough as `error`."""
         attached = torch.is_grad_enabled() and (image.requires_grad or self.tensors[0].requires_grad)
         return (
             attached
             and self.error > 0
-            and winograd.fits(image.detach(), self.tensors[0].detach(), self.groups, self.error)
+            and winograd.fits(image.detach(), self.tensors[0].detach(), self.groups, self.error, adjoint)
         )
 
 

@@ -31,4 +31,7 @@ class Ceiling(NormControl):
         if ceiling is None or not weights:
             return weights
         size = norm()
-        return weights if size <= ceiling else times(weights, (ceiling / size).to(weights[0].dtype))
+        if size <= ceiling:
+            return weights
+        # The derivative `-ζ/‖W‖²` would lose its digits in float32 where the norm is above 1e19.
+        return times(weights, (ceiling / size.double()).to(weights[0].dtype))
