@@ -105,7 +105,7 @@ def _autoattack_accuracy(
             with torch.no_grad():
                 wrong_classes = of_pixels(pixels).shape[1] - 1
             attack.apgd_targeted.n_target_classes = attack.fab.n_target_classes = min(9, wrong_classes)
-            attacked = attack.run_standard_evaluation(pixels, labels, batch_size=len(labels))
+            attacked, _ = attack.run_standard_evaluation(pixels, labels, batch_size=len(labels))
             with torch.no_grad():
                 hits += int((of_pixels(attacked).argmax(1) == labels).sum())
             samples += len(labels)
