@@ -273,6 +273,16 @@ class TestEvaluation:
         assert status == 0, err
         assert "Accuracy under attack; 25.00% without" not in out
 
+    def test_an_interrupted_suite_says_how_to_go_on(self, finished, opteq, tmp_path, monkeypatch):
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        run = shutil.copytree(finished, tmp_path / "run")
+        monkeypatch.setattr("opteq.evaluation.robustness.attacked_accuracy", interrupt)
+        status, _, err = opteq("test", run, "--suite", "attacks", "--suite_images", 8)
+        assert status == 130
+        assert "opteq: Interrupted; the same command goes on." in err
+
     def test_what_belongs_to_no_run_lies_beside_its_checkpoint(self, finished, tiny, opteq, tmp_path):
         checkpoint = shutil.copy(finished / "checkpoints" / "last.ckpt", tmp_path / "mine.ckpt")
         options = ("--ckpt_path", checkpoint, "--suite", "saliency")

@@ -175,8 +175,9 @@ def test_suites_for_other_data_are_refused(network, digits, scenes, tmp_path):
     assert "--unknown" in refused("ood", digits)
     assert "--data.fold 0" in refused("subclasses", digits)
     assert "no equilibrium layer" in refused_without_layer(digits, tmp_path)
-    (tmp_path / "empty").mkdir()
-    assert "labels.npy" in refused("corruptions", digits, corrupted=str(tmp_path / "empty"), images=4)
+    assert "colour images of 32×32 pixels, but those of Digits" in refused(
+        "corruptions", digits, corrupted=str(tmp_path), images=4
+    )
 
 
 def refused_without_layer(digits, folder):

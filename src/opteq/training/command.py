@@ -396,7 +396,10 @@ class TrainingCLI(LightningCLI):
 
         network = self.model.network.to(self.trainer.strategy.root_device)
         of = {"checkpoint": digest(checkpoint), "data": self._resolved_config()["data"]}
-        return run_suites(suite.names, network, self.facts, run_folder(checkpoint), of, suite.options)
+        try:
+            return run_suites(suite.names, network, self.facts, run_folder(checkpoint), of, suite.options)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("Interrupted; the same command goes on.") from None
 
     def _how_to_go_on(self) -> str:
         if self.subcommand != "fit":

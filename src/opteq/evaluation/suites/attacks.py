@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from opteq.evaluation.robustness import attack_accuracies, has_autoattack
+from opteq.evaluation.robustness import attack_accuracies
 from opteq.evaluation.suites.case import Case, Outcome, percent
 from opteq.evaluation.table import Table
 from opteq.plots.robustness import draw_attacks
@@ -20,7 +20,7 @@ def attacks(case: Case) -> Outcome:
         case.data.normalization,
         options.epsilons,
         options.restarts,
-        has_autoattack() and len(case.data.class_names) >= _AUTOATTACK_CLASSES,
+        options.autoattack and len(case.data.class_names) >= _AUTOATTACK_CLASSES,
         case.parts,
     )
     rows = [

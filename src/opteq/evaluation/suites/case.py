@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from opteq.data.facts import Facts
 from opteq.evaluation.parts import Parts
 from opteq.evaluation.passes import Spread, logits_of, share_of
+from opteq.evaluation.robustness import has_autoattack
 from opteq.evaluation.table import Table
 
 Batches = Iterable[Sequence[Tensor]]
@@ -29,6 +30,7 @@ class SuiteOptions:
         unknown: folder of images of unknown classes; None for the classes that were left out of the training.
         epsilons: largest changes of a pixel in [0, 1] by attacks.
         restarts: attacks on each image.
+        autoattack: whether to run AutoAttack too; unless given, where it is installed.
     """
 
     images: int | None = None
@@ -36,6 +38,7 @@ class SuiteOptions:
     unknown: str | None = None
     epsilons: list[float] = field(default_factory=lambda: [k / 255 for k in (1, 2, 4, 8)])
     restarts: int = 2
+    autoattack: bool = field(default_factory=has_autoattack)
 
 
 @dataclass(frozen=True, slots=True)

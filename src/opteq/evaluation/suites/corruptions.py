@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from opteq.errors import ConfigError
 from opteq.evaluation.corrupting.corrupt import SEVERITIES
 from opteq.evaluation.corruptions import corrupted_accuracy
 from opteq.evaluation.suites.case import Case, Outcome, percent
@@ -16,6 +17,11 @@ from opteq.plots.robustness import draw_corruptions
 def corruptions(case: Case) -> Outcome:
     """Accuracy on corrupted images."""
     options, loader = case.options, case.data.test_dataloader()
+    if options.corrupted is not None and (case.data.in_channels, case.data.image_size) != (3, 32):
+        raise ConfigError(
+            f"The published arrays are colour images of 32×32 pixels, but those of {case.data.title} are not:"
+            " leave --corrupted out, and its own are corrupted."
+        )
 
     def accuracy_of_clean(name: str) -> float:
         logits, labels = case.logits(loader)

@@ -6,10 +6,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
+from torch.utils.data import DataLoader
 
 from opteq.data.base import ImageDataModule
 from opteq.data.finding import find_images
-from opteq.data.images import read_image
+from opteq.data.images import FileImages
 from opteq.data.preprocess import Preprocess
 from opteq.errors import ConfigError
 from opteq.evaluation.ood import OodScores, fit_temperature, ood_scores
@@ -68,13 +69,6 @@ def _unknown(case: Case) -> Batches:
     size = data.image_size
     if not isinstance(size, int):
         raise ConfigError(f"Images of a folder become squares, but those of {data.title} are none.")
-    paths, preprocess = find_images(Path(folder)), Preprocess(data.normalization)
-    return [
-        preprocess(
-            (
-                torch.stack([read_image(path, data.in_channels, size) for path in paths[i : i + _BATCH]]),
-                torch.zeros(len(paths[i : i + _BATCH]), dtype=torch.long),
-            )
-        )
-        for i in range(0, len(paths), _BATCH)
-    ]
+    paths = find_images(Path(folder))
+    images = FileImages(paths, torch.zeros(len(paths), dtype=torch.long), data.in_channels, size)
+    return DataLoader(images, batch_size=_BATCH, collate_fn=Preprocess(data.normalization))

@@ -37,7 +37,7 @@ class Suite(NamedTuple):
 
 SUITES = {
     "corruptions": Suite(corruptions, ("corrupted",)),
-    "attacks": Suite(attacks, ("epsilons", "restarts")),
+    "attacks": Suite(attacks, ("epsilons", "restarts", "autoattack")),
     "ood": Suite(ood, ("unknown",)),
     "subclasses": Suite(subclasses),
     "saliency": Suite(saliency),
