@@ -64,7 +64,7 @@ def draw_attacks(record: Robustness) -> Figure:
     by_steps.set_xticks([0, *record.steps], [str(k) for k in (0, *record.steps)])
     by_steps.minorticks_off()
     by_steps.set(title="PGD", xlabel="steps", ylabel="accuracy", ylim=(0, 1))
-    by_steps.legend(loc="upper right")
+    by_steps.legend(loc="lower left")
 
     sizes = [0.0, *(255 * e for e in epsilons)]
     strongest = [record.clean, *(record.pgd[e][-1] for e in epsilons)]

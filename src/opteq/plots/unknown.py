@@ -46,7 +46,7 @@ def draw_subclasses(scores: SubclassScores) -> Figure:
         range(len(scores.names)),
         key=lambda i: (supers.index(scores.names[i].partition(".")[0]), not scores.known[i], scores.names[i]),
     )
-    figure = new_figure(max(4.2, 0.9 + 0.2 * len(order)), 4.0)
+    figure = new_figure(max(4.2, 0.9 + 0.2 * len(order)), 4.6)
     axes = figure.add_subplot()
     gaps = [supers.index(scores.names[i].partition(".")[0]) for i in order]
     places = np.arange(len(order)) + 0.8 * np.array(gaps)
@@ -59,7 +59,7 @@ def draw_subclasses(scores: SubclassScores) -> Figure:
         label = f"{name}, all images {mean:.1%}"
         axes.bar(places[chosen], values[chosen], 0.8, color=colour, alpha=0.8, label=label)
         axes.axhline(mean, color=colour, linewidth=1.2, linestyle="--")
-    axes.set_xticks(places, [literal(scores.names[i], longest=26) for i in order], rotation=90, fontsize=7)
+    axes.set_xticks(places, [literal(scores.names[i], longest=44) for i in order], rotation=90, fontsize=7)
     axes.set(ylabel="accuracy", ylim=(0, 1), xlim=(places[0] - 0.8, places[-1] + 0.8))
     axes.grid(visible=False, axis="x")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
