@@ -19,6 +19,8 @@ opteq trains and examines optimization-induced equilibrium models.
   opteq presets                        list the packaged configurations
   opteq fit --config NAME_OR_FILE      train; leaves runs/NAME with checkpoints and report.html
   opteq test RUN                       evaluate the best checkpoint on the test images
+  opteq test RUN --suite NAMES         corruptions, attacks, ood, subclasses, saliency, equilibrium or
+                                       segmentation, into RUN/evaluation
   opteq validate RUN                   the same on the validation images
   opteq predict RUN FOLDER_OR_IMAGE    classify images, into RUN/predictions.csv
   opteq export RUN                     write it as ONNX, or as a program of torch.export
@@ -50,7 +52,7 @@ Packaged configurations can be copied and edited.
 COMMANDS = ("fit", "validate", "test", "predict")
 OTHERS = ("presets", "reproduce", "export", "info")
 # Options of data modules that hold for one data set alone.
-OF_ONE_DATA_SET = ("root", "train_limit", "classes", "superclasses")
+OF_ONE_DATA_SET = ("root", "train_limit", "classes", "superclasses", "fold")
 USER_ERROR = 2
 INTERRUPTED = 130
 CLOSED = 141

@@ -56,6 +56,25 @@ def test_commands(refuses, tmp_path, arguments, sentence):
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
+        (["--suite", "attack"], "There is no suite 'attack'; suites are corruptions, attacks, ood"),
+        (["--suite", "segmentation"], "is for segmentation, but Digits is for classification"),
+        (["--suite", "ood"], "name a folder of them with --unknown"),
+        (["--suite", "ood", "--unknown", "none"], "The folder none does not exist."),
+        (["--suite", "subclasses"], "--data.superclasses true and --data.fold 0"),
+        (["--suite", "attacks", "--epsilons", "8"], "sizes above 0 and up to 1, such as 1/255,0.03, got '8'"),
+        (["--suite", "attacks", "--restarts", "0"], "Expected --restarts of at least 1, got 0"),
+        (["--suite", "ood", "--epsilons", "0.1"], "--epsilons is an option of the suite attacks"),
+        (["--suite_images", "9"], "--suite_images is an option of suites"),
+    ],
+)
+def test_suites(run, refuses, options, sentence):
+    assert sentence in refuses("test", run, *options)
+    assert not (run / "evaluation").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
         (
             ["--model.lr", "1"],
             "There is no option model.lr; there are model.adversary, model.class_weights",

@@ -233,34 +233,70 @@ class TestEvaluation:
         assert "test_accuracy" in result.out
 
     @pytest.mark.spec("R7.9")
-    def test_what_the_equilibrium_is_worth_lies_beside_the_run(self, finished, opteq, tmp_path):
+    def test_what_the_equilibrium_is_worth_lies_in_the_run(self, finished, opteq, tmp_path):
         run = shutil.copytree(finished, tmp_path / "run")
-        for path in run.glob("equilibrium*"):
-            path.unlink()
-        status, out, err = opteq("test", run, "--equilibrium", "true")
+        status, out, err = opteq("test", run, "--suite", "equilibrium")
         assert status == 0, err
-        stored = json.loads((run / "equilibrium.json").read_text())
+        stored = json.loads((run / "evaluation" / "equilibrium.json").read_text())["scores"]
         summary = json.loads((run / "summary.json").read_text())
         assert stored["full_accuracy"] == pytest.approx(summary["test_accuracy"], abs=1e-6)
         row = next(line.split() for line in out.splitlines() if line.strip().startswith("accuracy "))
         assert row[1:] == [f"{a:.2%}" for a in (*stored["accuracy"], stored["full_accuracy"])]
-        assert f"into {run}." in out
-        assert (run / "equilibrium-spectra.png").is_file()
+        assert f"into {run / 'evaluation'}." in out
+        assert (run / "evaluation" / "equilibrium-spectra.png").is_file()
+        # The test itself is a command of its own.
+        assert "test_accuracy" not in out
+
+    def test_a_suite_goes_on_until_the_checkpoint_changes(self, finished, opteq, tmp_path):
+        run = shutil.copytree(finished, tmp_path / "run")
+        command = ("test", run, "--suite", "attacks,saliency", "--suite_images", 8, "--epsilons", "1/255,0.1")
+        path = run / "evaluation" / "attacks.json"
+        assert opteq(*command, "--restarts", 1).status == 0
+        stored = json.loads(path.read_text())
+        assert stored["epsilons"] == [1 / 255, 0.1]
+        assert (stored["images"], stored["restarts"]) == (8, 1)
+        assert stored["scores"]["steps"] == [1, 2, 3, 5, 10, 20]
+        # As if it had been interrupted, with a part that no attack would leave.
+        del stored["tables"], stored["scores"]
+        stored["parts"] = {"clean": 0.25}
+        path.write_text(json.dumps(stored))
+        status, out, err = opteq(*command, "--restarts", 1)
+        assert status == 0, err
+        assert "Accuracy under attack; 25.00% without" in out
+        assert "Grad-CAM of the predicted class" in out
+        (run / "checkpoints" / "best.ckpt").unlink()  # then it is judged by the last
+        torch.manual_seed(0)
+        last = torch.load(run / "checkpoints" / "last.ckpt", weights_only=True)
+        last["another"] = 1
+        torch.save(last, run / "checkpoints" / "last.ckpt")
+        status, out, err = opteq(*command, "--restarts", 1)
+        assert status == 0, err
+        assert "Accuracy under attack; 25.00% without" not in out
+
+    def test_an_interrupted_suite_says_how_to_go_on(self, finished, opteq, tmp_path, monkeypatch):
+        def interrupt(*arguments):
+            raise KeyboardInterrupt
+
+        run = shutil.copytree(finished, tmp_path / "run")
+        monkeypatch.setattr("opteq.evaluation.robustness.attacked_accuracy", interrupt)
+        status, _, err = opteq("test", run, "--suite", "attacks", "--suite_images", 8)
+        assert status == 130
+        assert "opteq: Interrupted; the same command goes on." in err
 
     def test_what_belongs_to_no_run_lies_beside_its_checkpoint(self, finished, tiny, opteq, tmp_path):
         checkpoint = shutil.copy(finished / "checkpoints" / "last.ckpt", tmp_path / "mine.ckpt")
-        options = ("--ckpt_path", checkpoint, "--equilibrium", "true")
+        options = ("--ckpt_path", checkpoint, "--suite", "saliency")
         assert opteq("test", "--config", tiny, *options).status == 0
-        assert (tmp_path / "equilibrium.json").is_file()
+        assert (tmp_path / "evaluation" / "saliency.json").is_file()
 
     def test_an_explicit_network_has_no_equilibrium_to_show(self, tiny, opteq):
         explicit = ("--model.network.body", "torch.nn.Identity")
         status, _, err = opteq("fit", "--config", tiny, *explicit, "--trainer.max_epochs", 1)
         assert status == 0, err
-        status, out, err = opteq("test", "runs/tiny", "--equilibrium", "true")
-        assert status == 0, err
-        assert "This network has no equilibrium layer: there is no equilibrium to show." in out
-        assert not Path("runs/tiny/equilibrium.json").exists()
+        status, _, err = opteq("test", "runs/tiny", "--suite", "equilibrium")
+        assert status == 2
+        assert "opteq: This network has no equilibrium layer: there is no equilibrium to study." in err
+        assert not Path("runs/tiny/evaluation").exists()
 
     def test_evaluation_leaves_the_run_as_it_was(self, finished, opteq, tmp_path):
         before = {path: path.stat().st_mtime_ns for path in finished.rglob("*")}

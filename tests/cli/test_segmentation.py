@@ -128,13 +128,17 @@ def test_test_reports_the_scores_again(finished, opteq):
 @pytest.mark.spec("R7.9")
 def test_equilibria_of_scenes_are_judged_by_pixels(finished, opteq, tmp_path):
     run = shutil.copytree(finished, tmp_path / "run")
-    (run / "equilibrium.json").unlink()
-    status, _, err = opteq("test", run, "--equilibrium", "true")
+    status, out, err = opteq("test", run, "--suite", "equilibrium,segmentation")
     assert status == 0, err
     summary = json.loads((finished / "summary.json").read_text())
-    stored = json.loads((run / "equilibrium.json").read_text())
+    stored = json.loads((run / "evaluation" / "equilibrium.json").read_text())["scores"]
     assert stored["full_accuracy"] == pytest.approx(summary["test_aAcc"], abs=1e-6)
     assert len(stored["layers"][0]["active"]) == 3
+    stored = json.loads((run / "evaluation" / "segmentation.json").read_text())["scores"]
+    for name in ("mIoU", "mAcc", "aAcc"):
+        assert stored[name] == pytest.approx(summary[f"test_{name}"], abs=1e-6)
+    row = next(line.split() for line in out.splitlines() if line.strip().startswith("green "))
+    assert row[2] == f"{stored['intersection_over_union']['green']:.2%}"
 
 
 def test_predictions_of_whole_images_are_refused(finished, config, refuses, tmp_path):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from opteq.data.preprocess import Normalization, Preprocess, random_crop, random_flip
+from opteq.data.preprocess import Normalization, Preprocess, random_crop, random_flip, random_part
 
 GREY = Normalization((0.3,), (0.4,))
 
@@ -41,6 +41,27 @@ def test_every_image_is_shifted_by_its_own_offset():
     assert len(offsets) == 25
 
 
+def test_parts_are_of_eight_percent_to_all_of_the_image():
+    """An image whose pixels hold their place shows which part was enlarged."""
+    size = 64
+    places = torch.arange(size, dtype=torch.float64)
+    image = torch.stack([places[:, None].expand(size, size), places.expand(size, size)])
+    shares = []
+    for _ in range(300):
+        part = random_part(image)
+        assert part.shape == image.shape
+        # Between pixels the places are linear: so many pixels of the image are one of the part.
+        height, width = (
+            float(part[0, 40, 9] - part[0, 24, 9]) / 16,
+            float(part[1, 9, 40] - part[1, 9, 24]) / 16,
+        )
+        # By a pixel of rounding in each direction.
+        assert 3 / 4 - 0.07 < width / height < 4 / 3 + 0.1
+        shares.append(width * height)
+    assert 0.08 - 0.02 < min(shares) < 0.15
+    assert 0.85 < max(shares) <= 1 + 1e-9
+
+
 def test_about_half_of_the_images_are_flipped():
     images = torch.arange(6, dtype=torch.uint8).expand(400, 1, 2, 6)
     flipped = random_flip(images)
@@ -50,7 +71,7 @@ def test_about_half_of_the_images_are_flipped():
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("augmentation", ["crop", "crop-flip", "randaugment"])
+@pytest.mark.parametrize("augmentation", ["crop", "crop-flip", "resized-crop-flip", "randaugment"])
 def test_augmentation_changes_images_and_keeps_their_form(augmentation, channels):
     normalization = Normalization((0.3,) * channels, (0.4,) * channels)
     images = torch.randint(0, 256, (32, channels, 16, 16), dtype=torch.uint8)

@@ -72,7 +72,7 @@ def test_autoattack_does_hardly_more_harm(name, read, epsilon):
     pixels = (images * of_pixels.deviation + of_pixels.mean).clamp(0, 1)
     ensemble = autoattack.AutoAttack(of_pixels, eps=epsilon, seed=0)
     ensemble.square.n_queries = 500  # the others, which know the gradient, find far more
-    attacked = ensemble.run_standard_evaluation(pixels, labels, batch_size=IMAGES)
+    attacked, _ = ensemble.run_standard_evaluation(pixels, labels, batch_size=IMAGES)
     with torch.no_grad():
         theirs = (of_pixels(attacked).argmax(1) == labels).double().mean().item()
     # One point, or the one image that is more than that.

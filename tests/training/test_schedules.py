@@ -1,6 +1,13 @@
 import pytest
 import torch
-from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, MultiStepLR, OneCycleLR, PolynomialLR
+from torch.optim.lr_scheduler import (
+    CosineAnnealingLR,
+    LambdaLR,
+    MultiStepLR,
+    OneCycleLR,
+    PolynomialLR,
+    StepLR,
+)
 
 from opteq.errors import ConfigError
 from opteq.training.schedules import learning_rate_factor
@@ -52,6 +59,21 @@ def test_step_drops_at_its_milestones():
     factor = learning_rate_factor("step", 200, milestones=[0.5, 0.75, 0.875])
     ours = rates(lambda optimizer: LambdaLR(optimizer, factor), 200)
     assert ours == pytest.approx(rates(milestones, 200))
+
+
+@pytest.mark.parametrize(("every", "drop"), [(20, 0.7), (30, 0.5)])
+def test_steps_of_the_tables_of_opteq(every, drop):
+    """Of 200 epochs, ×0.7 every 20 (Xie et al. 2022, Table 5) and halved every 30 (Table 3)."""
+    milestones = [epoch / 200 for epoch in range(every, 200, every)]
+    factor = learning_rate_factor("step", 200, milestones=milestones, drop=drop)
+    ours = rates(lambda optimizer: LambdaLR(optimizer, factor), 200)
+    assert ours == pytest.approx(rates(lambda optimizer: StepLR(optimizer, every, gamma=drop), 200))
+
+
+@pytest.mark.parametrize("drop", [0.0, 1.0, float("nan")])
+def test_refuses_what_does_not_drop(drop):
+    with pytest.raises(ConfigError, match="`drop` between 0 and 1"):
+        learning_rate_factor("step", 10, drop=drop)
 
 
 @pytest.mark.parametrize("milestones", [[0.5, 0.5], [0.7, 0.6], [0.0], [1.0], [float("nan")]])

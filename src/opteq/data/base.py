@@ -39,6 +39,8 @@ class ImageDataModule(LightningDataModule):
             the others are what `unseen_dataloader` gives.
         superclasses: Whether classes with names `SUPER.SUB` are classified by their super-class. `classes`
             then keeps some of the sub-classes.
+        fold: In place of `classes`, which sub-class of each super-class is left out, from 0 on; with five in
+            each there are five folds.
         balanced: Whether the training images are drawn at random so that every class comes equally often, as
             many in an epoch as there are; otherwise each comes once.
 
@@ -65,6 +67,7 @@ class ImageDataModule(LightningDataModule):
         augmentation: Augmentation = "none",
         classes: Sequence[str] | None = None,
         superclasses: bool = False,
+        fold: int | None = None,
         balanced: bool = False,
     ) -> None:
         super().__init__()
@@ -76,6 +79,10 @@ class ImageDataModule(LightningDataModule):
             raise ConfigError(f"Expected `val_fraction` between 0 and 1, got {val_fraction}.")
         if classes is not None and len(set(classes)) < max(2, len(classes)):
             raise ConfigError(f"Expected `classes` to be two or more different names, got {list(classes)}.")
+        if fold is not None and (classes is not None or not superclasses or fold < 0):
+            raise ConfigError(
+                "Expected `fold` to be 0, 1, … and to stand in place of `classes`, with `superclasses: true`."
+            )
         self.batch_size = batch_size
         self.num_workers = num_workers
         self.train_limit = train_limit
@@ -83,6 +90,7 @@ class ImageDataModule(LightningDataModule):
         self.augmentation: Augmentation = augmentation
         self.classes = None if classes is None else tuple(classes)
         self.superclasses = superclasses
+        self.fold = fold
         self.balanced = balanced
         self._train: Images | None = None
         self._val: Images | None = None
@@ -91,8 +99,25 @@ class ImageDataModule(LightningDataModule):
     @property
     def class_names(self) -> tuple[str, ...]:
         """Name of every class that is told apart, in the order of the labels."""
-        kept = self.all_classes if self.classes is None else self.classes
+        kept = self.kept_classes
         return tuple(dict.fromkeys(map(_superclass, kept))) if self.superclasses else kept
+
+    @property
+    def kept_classes(self) -> tuple[str, ...]:
+        """The classes of the data set that are trained on."""
+        if self.fold is None:
+            return self.all_classes if self.classes is None else self.classes
+        below: dict[str, list[str]] = {}
+        for name in self.all_classes:
+            below.setdefault(_superclass(name), []).append(name)
+        fewest = min(below, key=lambda name: len(below[name]))
+        if len(below[fewest]) < 2 or self.fold >= len(below[fewest]):
+            raise ConfigError(
+                "Expected `fold` below the number of sub-classes of every super-class, and two of them, got"
+                f" {self.fold} with {len(below[fewest])} of {fewest}."
+            )
+        left_out = {names[self.fold] for names in below.values()}
+        return tuple(name for name in self.all_classes if name not in left_out)
 
     @property
     def class_counts(self) -> Tensor:
@@ -148,7 +173,7 @@ class ImageDataModule(LightningDataModule):
             ConfigError: No class is left out, or there are no such images.
         """
         images = self.read("test")
-        if self.classes is None or images is None:
+        if (self.classes is None and self.fold is None) or images is None:
             raise ConfigError("There are unseen classes only where `classes` leaves some out.")
         unseen = images.subset((self._new_labels()[images.labels] < 0).nonzero()[:, 0])
         if len(unseen) == 0:
@@ -156,6 +181,22 @@ class ImageDataModule(LightningDataModule):
         if self.superclasses:
             unseen.labels = self._labels_of(self.all_classes)[unseen.labels]
         return self._loader(unseen.in_memory())
+
+    def subclass_dataloader(self) -> Loader:
+        """All test images, also of sub-classes that are left out, with their labels in `all_classes`.
+
+        Raises:
+            ConfigError: `superclasses` is not set, or there are no test images.
+        """
+        images = self.read("test")
+        if not self.superclasses or images is None:
+            raise ConfigError("Sub-classes are those of data with `superclasses: true`.")
+        return self._loader(images.in_memory())
+
+    @property
+    def superclass_labels(self) -> Tensor:
+        """The label of the super-class of each of `all_classes`."""
+        return self._labels_of(self.all_classes)
 
     def _read_training_splits(self) -> None:
         train = self._require("train")
@@ -196,7 +237,7 @@ class ImageDataModule(LightningDataModule):
 
     def _new_labels(self) -> torch.Tensor:
         """The label of each class of the data set, -1 for those that `classes` leaves out."""
-        kept = self.all_classes if self.classes is None else self.classes
+        kept = self.kept_classes
         unknown = [name for name in kept if name not in self.all_classes]
         if unknown:
             raise ConfigError(

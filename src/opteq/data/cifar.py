@@ -11,6 +11,30 @@ from opteq.data.images import ArrayImages
 from opteq.data.preprocess import Normalization
 from opteq.errors import ConfigError
 
+_SUBCLASSES = {
+    "aquatic_mammals": "beaver dolphin otter seal whale",
+    "fish": "aquarium_fish flatfish ray shark trout",
+    "flowers": "orchid poppy rose sunflower tulip",
+    "food_containers": "bottle bowl can cup plate",
+    "fruit_and_vegetables": "apple mushroom orange pear sweet_pepper",
+    "household_electrical_devices": "clock keyboard lamp telephone television",
+    "household_furniture": "bed chair couch table wardrobe",
+    "insects": "bee beetle butterfly caterpillar cockroach",
+    "large_carnivores": "bear leopard lion tiger wolf",
+    "large_man-made_outdoor_things": "bridge castle house road skyscraper",
+    "large_natural_outdoor_scenes": "cloud forest mountain plain sea",
+    "large_omnivores_and_herbivores": "camel cattle chimpanzee elephant kangaroo",
+    "medium_mammals": "fox porcupine possum raccoon skunk",
+    "non-insect_invertebrates": "crab lobster snail spider worm",
+    "people": "baby boy girl man woman",
+    "reptiles": "crocodile dinosaur lizard snake turtle",
+    "small_mammals": "hamster mouse rabbit shrew squirrel",
+    "trees": "maple_tree oak_tree palm_tree pine_tree willow_tree",
+    "vehicles_1": "bicycle bus motorcycle pickup_truck train",
+    "vehicles_2": "lawn_mower rocket streetcar tank tractor",
+}
+_SUPERCLASS_OF = {sub: above for above, below in _SUBCLASSES.items() for sub in below.split()}
+
 
 class CIFAR10(ImageDataModule):
     """CIFAR-10, read from torchvision's folder `<root>/cifar-10-batches-py`.
@@ -69,7 +93,16 @@ class CIFAR10(ImageDataModule):
 
 
 class CIFAR100(CIFAR10):
-    """CIFAR-100 with its 100 fine classes, read from `<root>/cifar-100-python`; options of CIFAR10."""
+    """CIFAR-100 with its 100 fine classes, read from `<root>/cifar-100-python`; options of CIFAR10.
+
+    With `superclasses` the classes are called `SUPER.SUB`: the data set has 20 super-classes of five.
+    """
 
     dataset = torchvision.datasets.CIFAR100
     normalization = Normalization(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
+
+    def read(self, split: Literal["train", "val", "test"]) -> ArrayImages | None:
+        images = super().read(split)
+        if images is not None and self.superclasses:
+            self.all_classes = tuple(f"{_SUPERCLASS_OF[name]}.{name}" for name in self.all_classes)
+        return images

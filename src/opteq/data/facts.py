@@ -121,6 +121,14 @@ class Facts:
         """Whether there are batches to validate a training on."""
         return self._given("val_dataloader") is not None
 
+    def val_dataloader(self) -> Iterable[Sequence[Tensor]]:
+        """The batches to validate a training on.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        return self._loader("val_dataloader")
+
     def test_dataloader(self) -> Iterable[Sequence[Tensor]]:
         """The batches of the test set.
 

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from torchvision.transforms import v2
 
-Augmentation = Literal["none", "crop", "crop-flip", "randaugment"]
+Augmentation = Literal["none", "crop", "crop-flip", "resized-crop-flip", "randaugment"]
 
 
 class Normalization(NamedTuple):
@@ -29,7 +29,9 @@ class Preprocess:
     Args:
         normalization: Mean and standard deviation of each channel.
         augmentation: What is done to each image: `"none"`; `"crop"`, a shift by up to an eighth of
-            the image; `"crop-flip"`, also a left-right flip of every second one;
+            the image; `"crop-flip"`, also a left-right flip of every second one; `"resized-crop-flip"`, in
+            place of the shift a part of 8 % to all of the image, its sides as 3:4 to 4:3, enlarged (Szegedy
+            et al. 2015);
             `"randaugment"`, also two random operations of RandAugment (Cubuk et al. 2020).
     """
 
@@ -42,9 +44,11 @@ class Preprocess:
     def __call__(self, batch: Any) -> tuple[Tensor, Tensor]:
         # DataLoader types what it collates as a list of samples; here it is one (images, labels).
         images, labels = batch
-        if self.augmentation != "none":
+        if self.augmentation == "resized-crop-flip":
+            images = torch.stack([random_part(image) for image in images])
+        elif self.augmentation != "none":
             images = random_crop(images, padding=max(1, images.shape[-1] // 8))
-        if self.augmentation in ("crop-flip", "randaugment"):
+        if self.augmentation in ("crop-flip", "resized-crop-flip", "randaugment"):
             images = random_flip(images)
         if self.augmentation == "randaugment":
             images = torch.stack([self._randaugment(image) for image in images])
@@ -68,6 +72,11 @@ def random_crop(images: Tensor, padding: int) -> Tensor:
     sample = torch.arange(batch)[:, None, None]
     # Index tensors around a slice put the indexed dimensions first: (batch, height, width, c).
     return padded[sample, :, rows, columns].movedim(-1, 1)
+
+
+def random_part(image: Tensor) -> Tensor:
+    """A random part of an image `(channels, height, width)`, enlarged to the size of the whole."""
+    return v2.RandomResizedCrop(tuple(image.shape[1:]), antialias=True)(image)
 
 
 def random_flip(images: Tensor) -> Tensor:

@@ -1,87 +1,128 @@
-"""Accuracy on corrupted images, from the published arrays of CIFAR-10-C and CIFAR-100-C."""
+"""Accuracy on corrupted images, made of any test set or read from CIFAR-10-C and CIFAR-100-C."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.random import RandomState
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor, nn
 
 from opteq.data.preprocess import Normalization, Preprocess
 from opteq.errors import ConfigError
-from opteq.evaluation.passes import evaluating
+from opteq.evaluation.corrupting.corrupt import CORRUPTIONS, SEVERITIES, corrupt
+from opteq.evaluation.parts import Parts
+from opteq.evaluation.passes import Spread, device_of, evaluating, share_of
 
-CORRUPTIONS = (
-    "brightness",
-    "contrast",
-    "defocus_blur",
-    "elastic_transform",
-    "fog",
-    "frost",
-    "gaussian_blur",
-    "gaussian_noise",
-    "glass_blur",
-    "impulse_noise",
-    "jpeg_compression",
-    "motion_blur",
-    "pixelate",
-    "saturate",
-    "shot_noise",
-    "snow",
-    "spatter",
-    "speckle_noise",
-    "zoom_blur",
-)
-SEVERITIES = 5
 _BATCH = 256
+
+Batches = Iterable[Sequence[Tensor]]
 
 
 def corrupted_accuracy(
-    network: nn.Module, folder: Path, normalization: Normalization
+    network: nn.Module,
+    source: Path | Batches,
+    normalization: Normalization,
+    images: int | None = None,
+    parts: Parts | None = None,
 ) -> dict[str, tuple[float, ...]]:
-    """Accuracy under each corruption, for severities 1 to 5 (Hendrycks and Dietterich 2019).
+    """Accuracy under each of `CORRUPTIONS`, for severities 1 to 5 (Hendrycks and Dietterich 2019).
+
+    What is made has the same random numbers in every call, whatever the network.
 
     Args:
-        network: maps images `(batch, 3, 32, 32)` to logits; evaluated where its parameters are.
-        folder: the unpacked archive, with an array `<corruption>.npy` of bytes `(5n, 32, 32, 3)` for each of
-            `CORRUPTIONS`, the severities one after the other, and the classes in `labels.npy`.
+        network: maps images to logits; evaluated where its parameters are.
+        source: batches `(images, labels)` of clean images, normalised, of one or three channels, that are
+            corrupted as `opteq.evaluation.corrupting.corrupt` says; or the folder of the unpacked archive,
+            with an array `<corruption>.npy` of bytes `(5n, 32, 32, 3)` for each corruption, the severities
+            one after the other, and the classes in `labels.npy`.
         normalization: mean and standard deviation that the network's images have.
+        images: at most so many, evenly spread over all; None for all.
+        parts: keeps what is known; nothing is kept unless given.
 
     Raises:
-        ConfigError: if an array is missing, damaged or of another shape.
+        ConfigError: if an array is missing, damaged or of another shape, or images have two channels or more
+            than three.
     """
-    labels = _read(folder / "labels.npy")
-    if labels.ndim != 1 or len(labels) == 0 or len(labels) % SEVERITIES:
-        raise ConfigError(
-            f"Expected {folder / 'labels.npy'} to hold classes for {SEVERITIES} severities,"
-            f" got an array of shape {labels.shape}."
-        )
-    paths = {name: folder / f"{name}.npy" for name in CORRUPTIONS}
-    # All are opened first: a missing one should not cost a pass over the others.
-    arrays = {name: _images(path, len(labels)) for name, path in paths.items()}
-    targets = torch.from_numpy(labels.astype(np.int64))
+    if isinstance(source, Path):
+        corrupted = _Published(source)
+        share = 1.0 if images is None else min(1.0, images / corrupted.count)
+    else:
+        corrupted = _Made(source, normalization)
+        share = share_of(source, images)
+    parts = parts or Parts()
+    preprocess = Preprocess(Normalization(*normalization))
+    places = {f"{name} {s}": (name, s) for name in CORRUPTIONS for s in range(1, SEVERITIES + 1)}
+
+    def accuracy(part: str) -> float:
+        name, severity = places[part]
+        device = device_of(network)
+        hits = samples = 0
+        with evaluating(network, device) as dtype:
+            for batch in Spread(corrupted.batches(name, severity), share):
+                pixels, labels = preprocess(batch)
+                answers = network(pixels.to(device=device, dtype=dtype)).argmax(1).cpu()
+                hits += int((answers == labels).sum())
+                samples += len(labels)
+        return hits / max(samples, 1)
+
+    known = parts.measure(list(places), accuracy)
     return {
-        name: tuple(
-            _hits(network, array, targets, normalization).unflatten(0, (SEVERITIES, -1)).mean(1).tolist()
-        )
-        for name, array in arrays.items()
+        name: tuple(known[f"{name} {severity}"] for severity in range(1, SEVERITIES + 1))
+        for name in CORRUPTIONS
     }
 
 
-def _hits(network: nn.Module, array: NDArray, labels: Tensor, normalization: Normalization) -> Tensor:
-    """`(5n,)` 1 where the prediction is right, 0 elsewhere."""
-    device = next((p.device for p in network.parameters()), torch.device("cpu"))
-    preprocess = Preprocess(normalization)
-    hits = []
-    with evaluating(network, device) as dtype:
-        for start in range(0, len(array), _BATCH):
-            pixels = torch.from_numpy(np.array(array[start : start + _BATCH])).permute(0, 3, 1, 2)
-            images, truth = preprocess((pixels, labels[start : start + _BATCH]))
-            answers = network(images.to(device=device, dtype=dtype)).argmax(1).cpu()
-            hits.append((answers == truth).double())
-    return torch.cat(hits)
+class _Made:
+    """Batches of clean images, corrupted."""
+
+    def __init__(self, clean: Batches, normalization: Normalization) -> None:
+        self._clean = clean
+        self._mean, self._std = (torch.as_tensor(v).reshape(-1, 1, 1) for v in normalization)
+
+    def batches(self, name: str, severity: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Bytes `(batch, channels, height, width)` and labels."""
+        random = RandomState([CORRUPTIONS.index(name), severity])
+        for images, labels in self._clean:
+            pixels = ((images.cpu() * self._std + self._mean) * 255).round().clamp(0, 255).byte()
+            made = [_corrupt(image.permute(1, 2, 0).numpy(), name, severity, random) for image in pixels]
+            yield torch.from_numpy(np.stack(made)).permute(0, 3, 1, 2), labels.cpu()
+
+
+def _corrupt(image: NDArray[np.uint8], name: str, severity: int, random: RandomState) -> NDArray[np.uint8]:
+    """A corrupted image of as many channels; a grey one is taken for one of three equal colours."""
+    channels = image.shape[2]
+    if channels not in (1, 3):
+        raise ConfigError(f"Expected images of 1 or 3 channels to corrupt, got {channels}.")
+    corrupted = corrupt(image.repeat(3 // channels, 2), name, severity, random)
+    return corrupted if channels == 3 else np.asarray(Image.fromarray(corrupted).convert("L"))[:, :, None]
+
+
+class _Published:
+    """The published arrays."""
+
+    def __init__(self, folder: Path) -> None:
+        labels = _read(folder / "labels.npy")
+        if labels.ndim != 1 or len(labels) == 0 or len(labels) % SEVERITIES:
+            raise ConfigError(
+                f"Expected {folder / 'labels.npy'} to hold classes for {SEVERITIES} severities,"
+                f" got an array of shape {labels.shape}."
+            )
+        self._labels = torch.from_numpy(labels.astype(np.int64))
+        self.count = len(labels) // SEVERITIES
+        # All are opened first: a missing one should not cost a pass over the others.
+        self._arrays = {name: _images(folder / f"{name}.npy", len(labels)) for name in CORRUPTIONS}
+
+    def batches(self, name: str, severity: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """Bytes `(batch, 3, 32, 32)` and labels."""
+        start, stop = (severity - 1) * self.count, severity * self.count
+        for first in range(start, stop, _BATCH):
+            rows = slice(first, min(first + _BATCH, stop))
+            yield torch.from_numpy(np.array(self._arrays[name][rows])).permute(0, 3, 1, 2), self._labels[rows]
 
 
 def _images(path: Path, count: int) -> NDArray:

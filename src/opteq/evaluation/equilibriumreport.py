@@ -3,44 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
 from matplotlib.figure import Figure
 
 from opteq.evaluation.equilibriumstudy import EquilibriumRecord, KernelRecord, LayerRecord
 from opteq.evaluation.page import image, section, side_by_side, table
+from opteq.evaluation.stored import plain
+from opteq.evaluation.table import Table
 from opteq.plots.worth import draw_accuracy, draw_residuals, draw_spectra, draw_units
-from opteq.system.files import write_beside, write_json
 
 JSON = "equilibrium.json"
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """Rows of texts under a header, with what they are about."""
-
-    title: str
-    header: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    def __str__(self) -> str:
-        lines = [self.header, *self.rows]
-        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        # Names to the left, numbers to the right.
-        texts = (
-            "  ".join(
-                cell.ljust(width) if place == 0 else cell.rjust(width)
-                for place, (cell, width) in enumerate(zip(line, widths, strict=True))
-            ).rstrip()
-            for line in lines
-        )
-        return "\n".join([self.title, *(f"  {text}" for text in texts)])
 
 
 def tables(record: EquilibriumRecord) -> list[Table]:
@@ -59,27 +34,11 @@ def worth(record: EquilibriumRecord) -> str:
         f" answers on {record.samples:,} test images are right, with the equilibrium"
         f" {record.full_accuracy:.2%}: it is worth {100 * lost:.2f} points of accuracy."
     )
-    figures = [image(figure, text) for _, figure, text in _figures(record)]
+    pictures = [image(figure, text) for _, figure, text in figures(record)]
     numbers = [table(t.title, t.header, t.rows) for t in tables(record)]
     return section(
-        "What the equilibrium is worth", explanation, side_by_side(*figures), side_by_side(*numbers)
+        "What the equilibrium is worth", explanation, side_by_side(*pictures), side_by_side(*numbers)
     )
-
-
-def write_equilibrium(folder: Path, record: EquilibriumRecord) -> str:
-    """Write `equilibrium.json` and the pictures `equilibrium-*.png` into a folder.
-
-    Returns:
-        The tables, and what was written.
-    """
-    write_json(folder / JSON, as_json(record))
-    names = []
-    for kind, figure, _ in _figures(record):
-        names.append(f"equilibrium-{kind}.png")
-        with write_beside(folder / names[-1]) as file:
-            figure.savefig(file, format="png", dpi=150)
-    texts = "\n\n".join(map(str, tables(record)))
-    return f"{texts}\n\nWrote {JSON}, {', '.join(names)} into {folder}."
 
 
 def as_json(record: EquilibriumRecord) -> dict[str, Any]:
@@ -88,26 +47,13 @@ def as_json(record: EquilibriumRecord) -> dict[str, Any]:
     for layer, values in zip(record.layers, content["layers"], strict=True):
         for kernel, own in zip(layer.kernels, values["kernels"], strict=True):
             own |= {name: getattr(kernel, name) for name in _DERIVED}
-    return _plain(content)
+    return plain(content)
 
 
 _DERIVED = ("norm", "remark1", "remark2", "generalization", "lipschitz")
 
 
-def _plain(value: Any) -> Any:
-    match value:
-        case dict():
-            return {key: _plain(part) for key, part in value.items()}
-        case list() | tuple():
-            return [_plain(part) for part in value]
-        case np.ndarray() | torch.Tensor():
-            return _plain(value.tolist())
-        case float() if not math.isfinite(value):
-            return None
-    return value
-
-
-def _figures(record: EquilibriumRecord) -> list[tuple[str, Figure, str]]:
+def figures(record: EquilibriumRecord) -> list[tuple[str, Figure, str]]:
     """The pictures: what they are called, and their captions."""
     accuracy = "Accuracy with K plain iterations z ← T(z) in place of the equilibrium."
     residual = (

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from opteq.activations import Activation
 from opteq.errors import ConfigError
 from opteq.evaluation.inside import parts, passage
-from opteq.evaluation.passes import evaluating
+from opteq.evaluation.passes import Spread, evaluating
 from opteq.evaluation.trace import noting
 from opteq.gradients.unrolled import Unrolled
 from opteq.layer import EquilibriumLayer
@@ -182,7 +182,7 @@ def study_equilibrium(
     hits, known, samples = np.zeros(len(STEPS) + 1), 0, 0
     read = _Squares()
     with evaluating(network, device) as dtype, _own_randomness(device):
-        for images, labels in _spread(loader, share):
+        for images, labels in Spread(loader, share):
             images, labels = images.to(device, dtype), labels.to(device)
             with noting([*names, *linears]) as calls:
                 hits[-1] += _hits(network(images), labels)
@@ -209,17 +209,6 @@ def study_equilibrium(
             tuple(study.record(names[layer], classifier_norm) for layer, study in studies.items()),
             read.root_mean,
         )
-
-
-def _spread(loader: Iterable[Sequence[Tensor]], share: float) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches with this share of their images, evenly spread over all of them."""
-    seen = 0
-    for images, labels in loader:
-        places = torch.arange(seen, seen + len(images) + 1, dtype=torch.float64)
-        chosen = (places * share).ceil().diff() > 0
-        seen += len(images)
-        if chosen.any():
-            yield images[chosen], labels[chosen]
 
 
 class _Study:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import length_hint
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from opteq.errors import NonFiniteError
+from opteq.errors import ConfigError, NonFiniteError
 from opteq.evaluation.stored import Stored
 from opteq.evaluation.trace import Traces
 from opteq.layer import SolveLog
@@ -33,6 +37,85 @@ def evaluating(network: nn.Module, device: torch.device | str) -> Iterator[torch
     """In eval mode, without gradients and on `device`; gives the type of the network's numbers."""
     with eval_mode(network.to(device)), torch.no_grad():
         yield next((p.dtype for p in network.parameters() if p.is_floating_point()), torch.float32)
+
+
+class Spread:
+    """Batches with a share of the images of others, evenly spread over all: test sets are often in order.
+
+    Args:
+        loader: batches `(images, labels)`.
+        share: of the images.
+    """
+
+    def __init__(self, loader: Iterable[Sequence[Tensor]], share: float) -> None:
+        self._loader, self._share = loader, share
+
+    def __length_hint__(self) -> int:
+        return math.ceil(length_hint(self._loader) * self._share)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        seen, size = 0, 0
+        held: list[tuple[Tensor, Tensor]] = []
+        for images, labels in self._loader:
+            size = size or len(images)
+            places = torch.arange(seen, seen + len(images) + 1, dtype=torch.float64)
+            chosen = (places * self._share).ceil().diff() > 0
+            seen += len(images)
+            held.append((images[chosen], labels[chosen]))
+            # Batches of a few images would take as long as whole ones.
+            if sum(len(rows) for _, rows in held) >= size:
+                yield _joined(held)
+                held = []
+        if any(len(rows) for _, rows in held):
+            yield _joined(held)
+
+
+def _joined(batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    images, labels = zip(*batches, strict=True)
+    return torch.cat(images), torch.cat(labels)
+
+
+def share_of(loader: Iterable[Sequence[Tensor]], images: int | None) -> float:
+    """The share of the images of a loader that is about so many of them; all for None."""
+    if images is None:
+        return 1.0
+    dataset = getattr(loader, "dataset", None)
+    total = len(dataset) if isinstance(dataset, Sized) else sum(len(labels) for _, labels in loader)
+    return min(1.0, images / max(total, 1))
+
+
+def device_of(network: nn.Module) -> torch.device:
+    """Where the parameters of a network are."""
+    return next((p.device for p in network.parameters()), torch.device("cpu"))
+
+
+def logits_of(
+    network: nn.Module, loader: Iterable[Sequence[Tensor]]
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """The logits of a network, in eval mode, and the labels.
+
+    Args:
+        network: maps images to logits `(batch, classes)`; left in the mode it was in.
+        loader: batches `(images, labels)`.
+
+    Returns:
+        `(samples, classes)` and `(samples,)`.
+
+    Raises:
+        ConfigError: if there are no images.
+        NonFiniteError: if the network answers NaN or infinity.
+    """
+    device = device_of(network)
+    logits, known = [], []
+    with evaluating(network, device) as dtype:
+        for images, labels in loader:
+            answers = network(images.to(device, dtype)).double().cpu()
+            refuse_non_finite(answers)
+            logits.append(answers)
+            known.append(labels.cpu())
+    if not known:
+        raise ConfigError("There are no images: give at least one to evaluate on.")
+    return torch.cat(logits).numpy(), torch.cat(known).numpy()
 
 
 def refuse_non_finite(logits: Tensor) -> None:

@@ -26,7 +26,7 @@ from opteq.plots.relations import draw_correlation, draw_perturbations, draw_rel
 from opteq.plots.samples import draw_samples
 from opteq.system.files import write_beside, write_file, write_json
 
-# Images that equilibria are studied on for the report; `opteq test RUN --equilibrium true` takes all.
+# Images that equilibria are studied on for the report; `opteq test RUN --suite equilibrium` takes all.
 _STUDIED = 1000
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Self, get_type_hints
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from opteq.errors import ConfigError
@@ -59,3 +61,17 @@ def _read(name: str, kind: Any, arrays: dict[str, NDArray]) -> Any:
     if kind in (int, float):
         return kind(arrays[name])
     return tuple(map(str, arrays[name])) if kind == tuple[str, ...] else arrays[name]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it; numbers that are not known are null."""
+    match value:
+        case dict():
+            return {key: plain(part) for key, part in value.items()}
+        case list() | tuple():
+            return [plain(part) for part in value]
+        case np.ndarray() | torch.Tensor():
+            return plain(value.tolist())
+        case float() if not math.isfinite(value):
+            return None
+    return value

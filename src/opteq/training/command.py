@@ -38,7 +38,6 @@ import opteq.models.heads
 import opteq.models.stems  # noqa: F401
 from opteq.data.facts import Facts
 from opteq.errors import ConfigError, OpteqError
-from opteq.layer import EquilibriumLayer
 from opteq.models.loading import CARD, ModelCard, save_network
 from opteq.models.parts import complete, fill_channels
 from opteq.system.locks import exclusive
@@ -67,6 +66,7 @@ from opteq.training.runs import (
     save_config,
     start_run,
 )
+from opteq.training.suites import SuiteChoice, choose_suites
 from opteq.training.summary import class_table, write_summary, write_versions
 from opteq.training.taskscores import SCORES
 
@@ -152,9 +152,13 @@ class TrainingCLI(LightningCLI):
             parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
             parser.add_argument("--report", type=bool, default=True, help="Write report.html at the end.")
         if subcommand == "test":
-            parser.add_argument(
-                "--equilibrium", type=bool, default=False, help="Also measure what equilibria are worth."
-            )
+            add = partial(parser.add_argument, type=str | None, default=None)
+            add("--suite", help="Evaluations to run in place of the test, such as corruptions,attacks.")
+            add("--suite_images", type=int | None, help="So many test images at most for a suite.")
+            add("--corrupted", help="Folder of CIFAR-10-C for corruptions; unless given, they are made.")
+            add("--unknown", help="Folder of images of unknown classes for ood.")
+            add("--epsilons", help="Sizes of attacks, such as 1/255,0.03, of pixels in [0, 1].")
+            add("--restarts", type=int | None, help="Attacks on each image.")
         if subcommand == "predict":
             parser.add_argument("--images", type=str, required=True, help="Folder of images, or one image.")
             parser.add_argument(
@@ -180,6 +184,8 @@ class TrainingCLI(LightningCLI):
         """Make the data, which says what was left open of the model, then the model and the trainer."""
         command = str(self.subcommand)
         options = self.config[command]
+        # Looked at first: a wrong name should not cost reading the data.
+        self._suite = choose_suites(options) if command == "test" else None
         parser = self._parser(command)
         fill_channels(options.data, options.model.network)
         data = parser.instantiate_classes(Namespace(data=options.data), instantiate_groups=False)["data"]
@@ -278,14 +284,17 @@ class TrainingCLI(LightningCLI):
         self.trainer.validate(**objects)
 
     def test(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
-        """Evaluate a checkpoint on the test images, on request with what its equilibria are worth."""
+        """Evaluate a checkpoint on the test images, or by suites."""
         checkpoint = _required(ckpt_path, "test")
         self._load(checkpoint)
+        if self._suite is not None:
+            # Of several processes one evaluates.
+            if self.trainer.is_global_zero:
+                self.outcome = self._run_suites(self._suite, checkpoint)
+            return
         self.trainer.test(**objects)
         if self.trainer.is_global_zero:
             self.outcome = class_table(self.model.confusion, self.facts.class_names)
-            if self.config.test.equilibrium:
-                self.outcome += f"\n\n{self._study_equilibrium(run_folder(checkpoint))}"
 
     def predict(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Classify the images of a folder with a checkpoint."""
@@ -381,16 +390,16 @@ class TrainingCLI(LightningCLI):
             self.outcome += f"; look at {write_report(folder, network, self.facts)}"
         self.outcome += "."
 
-    def _study_equilibrium(self, folder: Path) -> str:
-        """Write what the equilibria of the tested network are worth; returns it as tables."""
-        network = self.model.network
-        if not any(isinstance(module, EquilibriumLayer) for module in network.modules()):
-            return "This network has no equilibrium layer: there is no equilibrium to show."
-        from opteq.evaluation.equilibriumreport import write_equilibrium
-        from opteq.evaluation.equilibriumstudy import study_equilibrium
+    def _run_suites(self, suite: SuiteChoice, checkpoint: Path) -> str:
+        """Evaluate the tested network by suites; returns what they found as tables."""
+        from opteq.evaluation.suites.run import digest, run_suites
 
-        record = study_equilibrium(network, self.facts.test_dataloader(), self.trainer.strategy.root_device)
-        return write_equilibrium(folder, record)
+        network = self.model.network.to(self.trainer.strategy.root_device)
+        of = {"checkpoint": digest(checkpoint), "data": self._resolved_config()["data"]}
+        try:
+            return run_suites(suite.names, network, self.facts, run_folder(checkpoint), of, suite.options)
+        except KeyboardInterrupt:
+            raise KeyboardInterrupt("Interrupted; the same command goes on.") from None
 
     def _how_to_go_on(self) -> str:
         if self.subcommand != "fit":

@@ -48,6 +48,7 @@ class ClassifierModule(LightningModule):
         schedule: Course of the learning rate, see `opteq.training.schedules`.
         warmup: Part of the training, from 0 to 1, over which the learning rate rises to its peak.
         milestones: Parts of the training after which the schedule `"step"` drops; None for its own.
+        drop: By what factor it drops.
         label_smoothing: Share of the target that is spread over all classes.
         class_weights: What an image, or a pixel, of each class counts in the training loss, in the order of
             the labels; `"balanced"` for one over the share of the class among the training labels, divided by
@@ -71,6 +72,7 @@ class ClassifierModule(LightningModule):
         schedule: Schedule = "cosine",
         warmup: float = 0.0,
         milestones: Sequence[float] | None = None,
+        drop: float = 0.1,
         label_smoothing: float = 0.0,
         class_weights: Literal["balanced"] | list[float] | None = None,
         adversary: PGD | None = None,
@@ -92,6 +94,7 @@ class ClassifierModule(LightningModule):
         self.schedule: Schedule = schedule
         self.warmup = warmup
         self.milestones = milestones
+        self.drop = drop
         self.label_smoothing = label_smoothing
         self.class_weights: Literal["balanced"] | list[float] | None = class_weights
         self.adversary = adversary
@@ -168,7 +171,7 @@ class ClassifierModule(LightningModule):
         total = self.trainer.estimated_stepping_batches
         if total == float("inf"):
             raise ConfigError("A schedule needs an end: set --trainer.max_epochs or --trainer.max_steps.")
-        factor = learning_rate_factor(self.schedule, int(total), self.warmup, self.milestones)
+        factor = learning_rate_factor(self.schedule, int(total), self.warmup, self.milestones, self.drop)
         return {
             "optimizer": optimizer,
             "lr_scheduler": {"scheduler": LambdaLR(optimizer, factor), "interval": "step"},

@@ -12,7 +12,11 @@ MILESTONES = (0.5, 0.75)
 
 
 def learning_rate_factor(
-    schedule: Schedule, total_steps: int, warmup: float = 0.0, milestones: Sequence[float] | None = None
+    schedule: Schedule,
+    total_steps: int,
+    warmup: float = 0.0,
+    milestones: Sequence[float] | None = None,
+    drop: float = 0.1,
 ) -> Callable[[int], float]:
     """Make the function from optimizer step to learning rate factor.
 
@@ -21,8 +25,8 @@ def learning_rate_factor(
 
     - `"constant"`: 1
     - `"cosine"`: `(1 + cos πp) / 2` (Loshchilov and Hutter 2017)
-    - `"step"`: a tenth of what it was from every milestone on; by default these are `p = 1/2` and `p = 3/4`
-      (He et al. 2016)
+    - `"step"`: `drop` times what it was from every milestone on; by default a tenth at `p = 1/2` and
+      `p = 3/4` (He et al. 2016)
     - `"linear"`: `1 - p`; with a warm-up of 0.3 this is one-cycle (Smith and Topin 2019)
     - `"poly"`: `(1 - p)^0.9` (Xie et al. 2022 (OptEq), §7.5)
 
@@ -31,15 +35,18 @@ def learning_rate_factor(
         total_steps: Optimizer steps of the whole training.
         warmup: Part of the steps that the warm-up takes.
         milestones: The `p` at which `"step"` drops; None for its default.
+        drop: By what factor it drops.
 
     Raises:
-        ConfigError: `warmup` is not at least 0 and below 1, or `milestones` are not rising between 0 and 1,
-            or given for another schedule.
+        ConfigError: `warmup` is not at least 0 and below 1, `drop` not between 0 and 1, or `milestones` are
+            not rising between 0 and 1, or given for another schedule.
     """
     if not 0 <= warmup < 1:
         raise ConfigError(f"Expected `warmup` of at least 0 and below 1, got {warmup}.")
     if milestones is not None and schedule != "step":
         raise ConfigError(f"`milestones` are those of the schedule 'step', but it is {schedule!r}.")
+    if not 0 < drop < 1:
+        raise ConfigError(f"Expected `drop` between 0 and 1, got {drop}.")
     drops = MILESTONES if milestones is None else tuple(milestones)
     if list(drops) != sorted(set(drops)) or not all(0 < p < 1 for p in drops):
         raise ConfigError(f"Expected rising `milestones` between 0 and 1, got {list(drops)}.")
@@ -55,7 +62,8 @@ def learning_rate_factor(
             case "cosine":
                 return (1 + math.cos(math.pi * progress)) / 2
             case "step":
-                return 10.0 ** -sum(progress >= p for p in drops)
+                # So that a tenth of a tenth is 0.01.
+                return (1 / drop) ** -sum(progress >= p for p in drops)
             case "linear":
                 return 1 - progress
             case "poly":
