@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo test lint types imports unit spec mutants device bench docs clean
+.PHONY: help demo test lint types imports unit spec mutants device bench chart docs clean
 .SECONDARY:
 
 help: ## list the targets
@@ -42,6 +42,9 @@ device: .venv/dev.stamp ## tests, certificates and a measurement on a GPU, in si
 
 bench: .venv/bench.stamp ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks
+
+chart: .venv/dev.stamp ## the chart of the README, from benchmarks/results/table.json
+	$(BIN)/python -m benchmarks.chart
 
 docs: .venv/docs.stamp ## build the documentation into site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

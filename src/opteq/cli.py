@@ -5,6 +5,7 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -23,6 +24,7 @@ opteq trains and examines optimization-induced equilibrium models.
                                        segmentation, into RUN/evaluation
   opteq validate RUN                   the same on the validation images
   opteq predict RUN FOLDER_OR_IMAGE    classify images, into RUN/predictions.csv
+  opteq show RUN                       watch equilibria form, on a page in the browser
   opteq export RUN                     write it as ONNX, or as a program of torch.export
   opteq reproduce --list               list the tables and figures of the papers, and what has been run
   opteq reproduce TABLE                train and compare its rows; a second call goes on
@@ -50,7 +52,7 @@ Packaged configurations can be copied and edited.
 """
 
 COMMANDS = ("fit", "validate", "test", "predict")
-OTHERS = ("presets", "reproduce", "export", "info")
+OTHERS = ("show", "presets", "reproduce", "export", "info")
 # Options of data modules that hold for one data set alone.
 OF_ONE_DATA_SET = ("root", "train_limit", "classes", "superclasses", "fold")
 USER_ERROR = 2
@@ -118,6 +120,8 @@ def _run(arguments: list[str]) -> None:
         _export(options)
     elif command == "reproduce":
         _reproduce(options)
+    elif command == "show":
+        _show(options)
     elif command == "predict" and (wants_help or (options and not options[0].startswith("-"))):
         _predict(options)
     elif command in COMMANDS:
@@ -163,6 +167,26 @@ def _predict(options: list[str]) -> None:
     network = load(chosen.run, chosen.trust == "true")
     output = chosen.output or default_output(chosen.run)
     print(predict_to_file(network, ModelCard.read(chosen.run), chosen.images, output))
+
+
+def _show(options: list[str]) -> None:
+    parser = _Parser(
+        prog="opteq show",
+        description="Show on a page how a network reaches its equilibria: iterates, certificates, attacks.",
+        epilog="The page is for this machine alone, and needs no network.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=Path, help="folder of a finished run, or name of a pretrained network")
+    parser.add_argument("--port", type=int, default=8321, help="port of the page, 0 for any free one; 8321")
+    parser.add_argument("--no_browser", action="store_true", help="do not open the page in the browser")
+    _add_trust(parser)
+    chosen = parser.parse_args(options)
+
+    from opteq.show.command import show
+
+    # At once, for whoever waits in a pipe for the address.
+    tell = partial(print, flush=True)
+    show(chosen.run, chosen.port, not chosen.no_browser, chosen.trust == "true", tell)
 
 
 def _export(options: list[str]) -> None:

@@ -35,7 +35,7 @@ def draw_scenes(scenes: Scenes, class_names: Sequence[str]) -> Figure:
     grid = figure.subplots(3, max(count, 3), squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
-    colours = ListedColormap(_colours(classes))
+    colours = ListedColormap(class_colours(classes))
     for index in range(count):
         show_image(grid[0, index], scenes.images[index])
         for row, mask in enumerate((scenes.labels[index], scenes.predictions[index]), start=1):
@@ -78,7 +78,7 @@ def draw_class_scores(
     return figure
 
 
-def _colours(classes: int) -> NDArray:
+def class_colours(classes: int) -> NDArray:
     """`(classes, 4)` colours that are told apart as well as so many can be."""
     palette = matplotlib.colormaps["tab20" if classes > 10 else "tab10"]
     if classes <= palette.N:

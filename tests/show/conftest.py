@@ -1,0 +1,35 @@
+import io
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from opteq.models.loading import ModelCard
+from opteq.show.viewer import Sample, Viewer
+from tests.networks import unit_classifier
+
+MEAN, STD = 0.25, 0.5
+
+
+def card(task="classification", channels=1, size=8):
+    return ModelCard({}, ("no", "yes", "maybe"), channels, size, (MEAN,) * channels, (STD,) * channels, task)
+
+
+@pytest.fixture
+def viewer():
+    """Untrained, which is enough to look at: three images of 8×8 pixels, three classes."""
+    torch.manual_seed(0)
+    network = unit_classifier(in_channels=1, classes=3).eval()
+    images = (torch.rand(3, 1, 1, 8, 8) - MEAN) / STD
+    samples = [Sample(image, f"test image {i}, yes") for i, image in enumerate(images, start=1)]
+    return Viewer("small", network, card(), samples)
+
+
+@pytest.fixture
+def png():
+    """The bytes of a grey picture of 8×8 pixels, and its pixels."""
+    pixels = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    with io.BytesIO() as file:
+        Image.fromarray(pixels).save(file, "PNG")
+        return file.getvalue(), pixels

@@ -1,0 +1,206 @@
+"""The page in a browser, where there is one."""
+
+import shutil
+import threading
+
+import pytest
+
+from opteq.show.server import ShowServer
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to test the page in")
+
+# Milliseconds; machines that test are busy.
+PATIENCE = 120_000
+playwright.expect.set_options(timeout=PATIENCE)
+
+WIDE, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def server(viewer):
+    with ShowServer(viewer, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def open_page(browser, server):
+    """Opens the page and waits until its first image is there; errors of the script fail the test."""
+    contexts, errors = [], []
+
+    def open_page(viewport=WIDE, **options):
+        context = browser.new_context(viewport=viewport, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(PATIENCE)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(server.address)
+        settled(page)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert errors == []
+
+
+def settled(page):
+    """Wait until what was asked for is shown, and what is certain about it."""
+    playwright.expect(page.locator("#way")).to_have_attribute("aria-busy", "false")
+
+
+def test_it_shows_the_equilibrium_first(open_page):
+    page = open_page()
+    assert page.locator("h1").inner_text() == "small"
+    assert page.locator("#place").inner_text() == "z*"
+    assert page.locator("#images button[aria-pressed=true]").count() == 1
+    assert page.locator("#certificate dt").all_inner_texts() == [
+        "Distance to the optimum",
+        "What the equilibrium is",
+        "Robust radius",
+    ]
+    assert page.locator("#residual .tolerance").count() == 1
+
+
+def test_keys_step_and_play(open_page):
+    page = open_page()
+    last = int(page.locator("#step").get_attribute("max"))
+    drawn = page.locator("#pictures .state img").first
+    at_end = drawn.get_attribute("src")
+    for _ in range(last):
+        page.keyboard.press("ArrowLeft")
+    assert page.locator("#place").inner_text() == "z⁰"
+    assert drawn.get_attribute("src") != at_end
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowRight")
+    assert page.locator("#place").inner_text() == "z¹"
+    page.keyboard.press("Space")
+    assert page.locator("#play").inner_text() == "Pause"
+    playwright.expect(page.locator("#place")).to_have_text("z*")
+    playwright.expect(page.locator("#play")).to_have_text("Play")
+    page.keyboard.press("Space")
+    page.keyboard.press("Space")
+    assert page.locator("#play").inner_text() == "Play"
+
+
+def test_everything_is_reached_and_named_by_the_keyboard(open_page):
+    page = open_page()
+    seen = []
+    for _ in range(40):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.title"))
+    assert {
+        "test image 1, yes",
+        "file",
+        "play",
+        "step",
+        "attention",
+        "regulariser",
+        "reset",
+        "epsilon",
+    } <= set(seen)
+    nameless = page.evaluate(
+        "[...document.querySelectorAll('input, select, button')].filter("
+        "  e => !(e.labels?.length || e.textContent.trim() || e.querySelector('img[alt]')?.alt))"
+        ".map(e => e.id)"
+    )
+    assert nameless == []
+    assert page.evaluate("[...document.images].filter(i => !i.alt && !i.hidden).length") == 0
+
+
+def test_another_image_by_a_click(open_page):
+    page = open_page()
+    before = page.locator("#input").get_attribute("src")
+    page.locator("#images button").nth(1).click()
+    playwright.expect(page.locator("#input")).not_to_have_attribute("src", before)
+    settled(page)
+    assert page.locator("#images button").nth(1).get_attribute("aria-pressed") == "true"
+
+
+def test_an_own_image_and_a_bad_file(open_page, png):
+    page = open_page()
+    page.set_input_files("#file", {"name": "four.png", "mimeType": "image/png", "buffer": png[0]})
+    playwright.expect(page.locator("#images button")).to_have_count(4)
+    assert page.locator("#images button[aria-pressed=true]").get_attribute("title") == "four.png"
+    settled(page)
+    page.set_input_files("#file", {"name": "bad.png", "mimeType": "image/png", "buffer": b"no image"})
+    playwright.expect(page.locator("#error")).to_be_visible()
+    assert page.locator("#error").inner_text().startswith("bad.png is not an image that can be read;")
+    page.locator("#images button").first.click()
+    playwright.expect(page.locator("#error")).to_be_hidden()
+
+
+def test_an_image_that_is_dropped(open_page, png):
+    page = open_page()
+    transfer = page.evaluate_handle(
+        "bytes => { const t = new DataTransfer();"
+        " t.items.add(new File([new Uint8Array(bytes)], 'dropped.png', {type: 'image/png'})); return t; }",
+        list(png[0]),
+    )
+    page.dispatch_event("#drop", "drop", {"dataTransfer": transfer})
+    playwright.expect(page.locator("#images button")).to_have_count(4)
+    assert page.locator("#images button").first.get_attribute("title") == "dropped.png"
+
+
+def test_a_regulariser_changes_the_features(open_page):
+    page = open_page()
+    drawn = page.locator("#pictures .state img").first
+    trained = drawn.get_attribute("src")
+    assert page.locator("#knob-strength").is_disabled()
+    page.select_option("#regulariser", "absolute norm")
+    playwright.expect(drawn).not_to_have_attribute("src", trained)
+    weak = drawn.get_attribute("src")
+    page.locator("#knob-strength").fill("0")
+    playwright.expect(drawn).not_to_have_attribute("src", weak)
+    page.locator("#reset").click()
+    playwright.expect(drawn).to_have_attribute("src", trained)
+
+
+def test_attention_and_attack(open_page):
+    page = open_page()
+    page.locator("#attention").check()
+    playwright.expect(page.locator("#heat")).to_be_visible()
+    page.locator("#attention").uncheck()
+    playwright.expect(page.locator("#heat")).to_be_hidden()
+    page.locator("#epsilon").fill("32")
+    playwright.expect(page.locator("#attacked-card")).to_be_visible()
+    assert page.locator("#epsilon-value").inner_text() == "32/255"
+    assert page.locator("#attack-text").inner_text().startswith("The prediction")
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_nothing_is_wider_than_the_page(open_page, viewport):
+    page = open_page(viewport)
+    assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+
+
+def test_dark_where_the_reader_wants_it(open_page):
+    def brightness(page):
+        colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        return sum(map(int, colour[4:-1].split(", ")))
+
+    assert brightness(open_page(color_scheme="dark")) < 150
+    assert brightness(open_page(color_scheme="light")) > 600
+
+
+def test_a_server_that_has_gone_is_said(open_page, server):
+    page = open_page()
+    page.route("**/api/**", lambda route: route.abort())
+    page.locator("#images button").nth(1).click()
+    playwright.expect(page.locator("#error")).to_have_text(
+        "The server does not answer; start opteq show again."
+    )

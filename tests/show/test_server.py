@@ -1,0 +1,103 @@
+import json
+import threading
+from http.client import HTTPConnection
+
+import pytest
+
+from opteq.errors import ConfigError
+from opteq.show.server import ShowServer
+
+
+@pytest.fixture
+def server(viewer):
+    with ShowServer(viewer, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def ask(server):
+    """Sends a request; gives status, headers and content."""
+
+    def ask(path, method="GET", body=None, headers=None):
+        connection = HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+        connection.request(method, path, body, headers or {})
+        response = connection.getresponse()
+        content = response.read()
+        connection.close()
+        kind = response.headers["Content-Type"]
+        return response.status, response.headers, json.loads(content) if "json" in kind else content
+
+    return ask
+
+
+def test_the_page_needs_nothing_from_elsewhere(ask):
+    for path in ("/", "/style.css", "/script.js"):
+        status, headers, content = ask(path)
+        assert status == 200
+        assert headers["Content-Security-Policy"].startswith("default-src 'self'")
+        # The name of SVG is no address.
+        assert b"://" not in content.replace(b"http://www.w3.org/2000/svg", b"")
+
+
+def test_it_answers_this_machine_alone(server, ask):
+    assert server.server_address[0] == "127.0.0.1"
+    status, _, content = ask("/api/network", headers={"Host": "elsewhere.example"})
+    assert status == 403
+    assert content["error"].startswith("Open this page as http://127.0.0.1:")
+    assert ask("/api/network", headers={"Host": f"localhost:{server.server_port}"})[0] == 200
+
+
+def test_the_settings_of_a_query_are_in_force(ask):
+    trained = ask("/api/equilibrium?image=test-0")[2]
+    other = ask("/api/equilibrium?image=test-0&regulariser=squared%20norm&strength=0.5")[2]
+    assert trained["shares"][-1] != other["shares"][-1]
+
+
+def test_what_is_looked_at(ask):
+    assert len(ask("/api/network")[2]["images"]) == 3
+    assert len(ask("/api/certificate?image=test-1")[2]) == 3
+    assert "picture" in ask("/api/attention?image=test-1")[2]
+    assert "changed" in ask("/api/attack?image=test-1&epsilon=0.03")[2]
+
+
+def test_an_image_comes_in(ask, png):
+    status, _, entry = ask("/api/images", "POST", png[0], {"X-File-Name": "a%20b.png"})
+    assert (status, entry["name"]) == (200, "a b.png")
+    assert ask(f"/api/equilibrium?image={entry['key']}")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("request_", "status", "words"),
+    [
+        (("/api/nothing",), 404, "nothing at /api/nothing"),
+        (("/elsewhere",), 404, "nothing at /elsewhere"),
+        (("/api/equilibrium?image=test-7",), 400, "not here any more"),
+        (("/api/equilibrium?image=test-0&strength=much",), 400, "`strength` to be a number"),
+        (("/api/equilibrium?image=test-0&strength=nan",), 400, "`strength` to be a number"),
+        (("/api/attack?image=test-0&epsilon=-1",), 400, "epsilon"),
+        (("/api/images", "POST", b"no image"), 400, "not an image"),
+        (("/api/other", "POST", b""), 404, "nothing at /api/other"),
+    ],
+)
+def test_mistakes_are_answered_in_a_sentence(ask, request_, status, words):
+    got, _, content = ask(*request_)
+    assert got == status
+    assert words in content["error"]
+
+
+def test_a_failure_of_its_own_is_shown_in_the_terminal(server, ask, capsys, monkeypatch):
+    monkeypatch.setattr(server.viewer, "describe", lambda: 1 / 0)
+    status, _, content = ask("/api/network")
+    assert (status, content) == (500, {"error": "The terminal shows why this failed."})
+    assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken(server, viewer):
+    with pytest.raises(ConfigError, match=f"Port {server.server_port} cannot be used .* --port"):
+        ShowServer(viewer, server.server_port)
+    with pytest.raises(ConfigError, match="Port 70000 cannot be used"):
+        ShowServer(viewer, 70000)

@@ -1,0 +1,139 @@
+import base64
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from opteq.errors import ConfigError
+from opteq.models.bodies import Unit
+from opteq.models.classifier import ImageClassifier
+from opteq.show.settings import Settings
+from opteq.show.viewer import MOST_BYTES, Sample, Viewer
+from tests.show.conftest import MEAN, STD, card
+
+AS_TRAINED = Settings()
+
+
+def pixels_of(uri):
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(uri.partition(",")[2]))))
+
+
+class TestEquilibrium:
+    def test_every_state_has_its_pictures_and_its_prediction(self, viewer):
+        found = viewer.equilibrium("test-0", AS_TRAINED)
+        json.dumps(found, allow_nan=False)
+        assert [frame["step"] for frame in found["frames"]][:2] == ["0", "1"]
+        assert found["frames"][-1]["step"] == "*"
+        assert all(len(frame["pictures"]) == len(found["pictures"]) for frame in found["frames"])
+        assert len(found["shares"]) == len(found["labels"]) == len(found["frames"])
+        with torch.no_grad():
+            logits = viewer.network(viewer._images["test-0"].image)[0]
+        expected = dict(zip(viewer.card.class_names, logits.softmax(0).tolist(), strict=True))
+        got = dict(zip(found["classes"], found["shares"][-1], strict=True))
+        assert got == pytest.approx(expected, abs=1e-6)
+        assert found["labels"][-1] == viewer.card.class_names[int(logits.argmax())]
+
+    def test_the_zero_state_is_drawn_in_the_lowest_colour(self, viewer):
+        first = pixels_of(viewer.equilibrium("test-0", AS_TRAINED)["frames"][0]["pictures"][0])
+        assert first.shape == (8, 8, 3)
+        assert (first == first[0, 0]).all()
+
+    def test_a_solve_that_falls_short_is_said(self, viewer):
+        for layer in viewer.network.equilibrium_layers:
+            layer.solver = type(layer.solver)(tol=1e-5, max_steps=2)
+        assert "did not reach the tolerance" in viewer.equilibrium("test-0", AS_TRAINED)["outcome"]
+
+    def test_an_image_that_is_not_there(self, viewer):
+        with pytest.raises(ConfigError, match="not here any more"):
+            viewer.equilibrium("test-9", AS_TRAINED)
+
+    def test_pixels_have_masks(self):
+        torch.manual_seed(0)
+        network = ImageClassifier(nn.Conv2d(1, 4, 1), Unit(4, 4), nn.Conv2d(4, 3, 1)).eval()
+        image = torch.rand(1, 1, 8, 8)
+        viewer = Viewer("pixels", network, card("segmentation"), [Sample(image, "one")])
+        found = viewer.equilibrium("test-0", AS_TRAINED)
+        with torch.no_grad():
+            counts = network(image)[0].argmax(0).flatten().bincount(minlength=3) / 64
+        expected = dict(zip(viewer.card.class_names, counts.tolist(), strict=True))
+        assert dict(zip(found["classes"], found["shares"][-1], strict=True)) == pytest.approx(expected)
+        assert len(found["masks"]) == len(found["frames"])
+        assert pixels_of(found["masks"][-1]).shape == (8, 8, 3)
+        with pytest.raises(ConfigError, match="classifies pixels"):
+            viewer.attack("test-0", AS_TRAINED, 0.1)
+        with pytest.raises(ConfigError, match="classifies pixels"):
+            viewer.attention("test-0", AS_TRAINED)
+        radius = viewer.certificate("test-0", AS_TRAINED)[-1]
+        assert radius == {"name": "Robust radius", "text": radius["text"]}
+        assert radius["text"].startswith("Not available: A robust radius")
+
+
+class TestCertificate:
+    def test_the_bound_is_above_the_distance_to_a_tight_solve(self, viewer):
+        from opteq.theory.certificates import certify
+
+        text = viewer.certificate("test-0", AS_TRAINED)[0]["text"]
+        bound = float(text.removeprefix("‖z - z*‖ is at most ").partition(",")[0])
+        with torch.no_grad():
+            features = viewer.network.stem(viewer._images["test-0"].image)
+        assert float(certify(viewer.network.body, features).distance_to_reference.value) <= bound < 1
+
+    def test_what_is_refused_is_a_sentence(self, viewer):
+        viewer.network.head = nn.Sequential(nn.Flatten(), nn.LazyLinear(3), nn.Softsign())
+        viewer.network(viewer._images["test-0"].image)
+        entries = viewer.certificate("test-0", AS_TRAINED)
+        assert [entry["name"] for entry in entries] == [
+            "Distance to the optimum",
+            "What the equilibrium is",
+            "Robust radius",
+        ]
+        assert entries[-1]["text"].startswith("Not available: ")
+        assert not entries[0]["text"].startswith("Not available")
+
+
+class TestAttack:
+    def test_it_stays_within_epsilon_and_reports_the_prediction(self, viewer):
+        clean = pixels_of(viewer._entry("test-0")["picture"]).astype(int)
+        found = viewer.attack("test-0", AS_TRAINED, 8 / 255)
+        moved = np.abs(pixels_of(found["image"]).astype(int) - clean)
+        assert 0 < moved.max() <= 8
+        assert found["changed"] == (found["labels"][0] != found["labels"][1])
+        place = found["classes"].index(found["labels"][0])
+        assert found["shares"][1][place] < found["shares"][0][place]
+
+    def test_attention_is_a_picture_of_the_size_of_the_image(self, viewer):
+        assert pixels_of(viewer.attention("test-0", AS_TRAINED)["picture"]).shape == (8, 8, 4)
+
+
+class TestAdd:
+    def test_an_own_image_is_normalised_as_the_card_says(self, viewer, png):
+        content, pixels = png
+        entry = viewer.add("four.png", content)
+        expected = (pixels / 255 - MEAN) / STD
+        np.testing.assert_allclose(viewer._images[entry["key"]].image[0, 0].numpy(), expected, atol=1e-6)
+        assert entry["name"] == "four.png"
+        assert viewer.equilibrium(entry["key"], AS_TRAINED)["frames"]
+
+    def test_oblong_images_of_networks_that_take_them(self, viewer, png):
+        wide = Viewer("wide", viewer.network, card(size=(4, 16)), [])
+        key = wide.add("a.png", png[0])["key"]
+        assert wide._images[key].image.shape == (1, 1, 4, 16)
+
+    def test_damaged_files_and_others_are_named_in_one_sentence(self, viewer, png):
+        for content in (b"", b"no image", png[0][:45]):
+            with pytest.raises(ConfigError, match=r"^x\.png is not an image that can be read; choose"):
+                viewer.add("../../x.png", content)
+
+    def test_large_files_are_refused(self, viewer):
+        with pytest.raises(ConfigError, match="more than the 20"):
+            viewer.add("x.png", bytes(MOST_BYTES + 1))
+
+    def test_the_oldest_make_room(self, viewer, png):
+        keys = [viewer.add("a.png", png[0])["key"] for _ in range(18)]
+        assert keys[0] not in viewer._images
+        assert keys[-1] in viewer._images
+        assert "test-0" in viewer._images
