@@ -1,4 +1,4 @@
-"""Accuracy on images that are corrupted; of the published arrays in `tests/experiments/test_measures.py`."""
+"""Accuracy on images that are corrupted, and on the published arrays."""
 
 import numpy as np
 import pytest
@@ -7,6 +7,7 @@ from numpy.random import RandomState
 from PIL import Image
 from torch import nn
 
+from opteq.data.cifar import CIFAR10
 from opteq.errors import ConfigError
 from opteq.evaluation.corrupting.corrupt import CORRUPTIONS, corrupt
 from opteq.evaluation.corruptions import corrupted_accuracy
@@ -80,3 +81,54 @@ def test_images_of_two_channels_are_refused():
     batches = [(torch.zeros(1, 2, 8, 8), torch.zeros(1, dtype=torch.long))]
     with pytest.raises(ConfigError, match="1 or 3 channels to corrupt, got 2"):
         corrupted_accuracy(nn.Identity(), batches, ((0.5, 0.5), (0.5, 0.5)))
+
+
+@pytest.fixture(scope="module")
+def corrupted(tmp_path_factory):
+    """Two images for each severity; the pixel (0, 0) holds the class or, of some, another."""
+    folder = tmp_path_factory.mktemp("data") / "CIFAR-10-C"
+    folder.mkdir()
+    labels = np.tile([3, 7], 5)
+    np.save(folder / "labels.npy", labels)
+    for number, name in enumerate(CORRUPTIONS):
+        images = np.zeros((10, 32, 32, 3), dtype=np.uint8)
+        images[:, 0, 0, 0] = labels
+        images[: number % 3, 0, 0, 0] = 9  # the first images of severity 1 are no longer recognised
+        np.save(folder / f"{name}.npy", images)
+    return folder
+
+
+class ReadPixel(nn.Module):
+    def forward(self, x):
+        mean, std = CIFAR10.normalization.mean[0], CIFAR10.normalization.std[0]
+        value = ((x[:, 0, 0, 0] * std + mean) * 255).round().long()
+        return nn.functional.one_hot(value, 10).float()
+
+
+@pytest.mark.spec("R7.3")
+def test_accuracy_under_published_corruptions_is_that_of_each_severity(corrupted):
+    assert len(CORRUPTIONS) == 19
+    # The arrays hold the images of the mildest first; of every third corruption both are not recognised.
+    scores = corrupted_accuracy(ReadPixel(), corrupted, CIFAR10.normalization)
+    for number, name in enumerate(CORRUPTIONS):
+        assert scores[name] == pytest.approx((1 - (number % 3) / 2, 1, 1, 1, 1))
+
+
+def test_missing_and_damaged_corruptions_are_named(corrupted, tmp_path):
+    folder = tmp_path / "CIFAR-10-C"
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"There is no .*labels\.npy; unpack CIFAR-10-C"):
+        corrupted_accuracy(ReadPixel(), folder, CIFAR10.normalization)
+    for path in corrupted.iterdir():
+        (folder / path.name).write_bytes(path.read_bytes())
+    (folder / "fog.npy").write_bytes((folder / "fog.npy").read_bytes()[:500])
+    with pytest.raises(ConfigError, match=r"fog\.npy is damaged"):
+        corrupted_accuracy(ReadPixel(), folder, CIFAR10.normalization)
+    np.save(folder / "fog.npy", np.zeros((9, 32, 32, 3), dtype=np.uint8))
+    with pytest.raises(
+        ConfigError, match=r"bytes of shape \(10, 32, 32, 3\), one image per label, got uint8"
+    ):
+        corrupted_accuracy(ReadPixel(), folder, CIFAR10.normalization)
+    np.save(folder / "labels.npy", np.zeros(7, dtype=np.uint8))
+    with pytest.raises(ConfigError, match="classes for 5 severities"):
+        corrupted_accuracy(ReadPixel(), folder, CIFAR10.normalization)

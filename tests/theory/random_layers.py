@@ -58,6 +58,7 @@ from opteq.theory.lipschitz import equilibrium_lipschitz
 WAYS = (Ceiling, Ceiling, AlmostOrthogonal, Orthogonal, ShiftIsometry, WeightNormalised, Unconstrained)
 ACTIVATIONS = ("relu", "relu", "tanh", "softplus", "elu", "sigmoid", "leaky_relu", "hardtanh", "identity")
 INPUT, SIDES = 3, (2, 4)
+AT_A_TIME = 100  # layers, after which it is said how it stands
 
 
 class Draw(random.Random):
@@ -406,7 +407,17 @@ def attack(count, seed):
 
 
 if __name__ == "__main__":
-    start = time.monotonic()
-    counts, wrong = attack(int(sys.argv[1]), int(sys.argv[2]) if sys.argv[2:] else 0)
-    print(*sorted(counts.items()), *wrong, sep="\n")
-    print(f"{len(wrong)} violations in {time.monotonic() - start:.0f} s.")
+    start, first, last = time.monotonic(), int(sys.argv[2]) if sys.argv[2:] else 0, int(sys.argv[1])
+    outcomes, broken = Counter(), []
+    for done in range(0, last, AT_A_TIME):
+        counts, wrong = attack(min(AT_A_TIME, last - done), first + done)
+        outcomes += counts
+        broken += wrong
+        seconds = time.monotonic() - start
+        print(
+            f"{done + AT_A_TIME} layers, {len(broken)} violations, {seconds:.0f} s",
+            *wrong,
+            sep="\n",
+            flush=True,
+        )
+    print(*sorted(outcomes.items()), *broken, sep="\n")

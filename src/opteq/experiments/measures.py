@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.special import log_softmax
 from torch import Tensor, nn
 
 from opteq.data.base import ImageDataModule, Loader
-from opteq.data.cifar import CIFAR10, CIFAR100
 from opteq.data.connected import ConnectedPixels
 from opteq.errors import ConfigError
 from opteq.evaluation.attacks import PGD, attacked_accuracy
@@ -25,12 +24,14 @@ from opteq.evaluation.branchstudy import (
 )
 from opteq.evaluation.corruptions import corrupted_accuracy
 from opteq.evaluation.equilibriumstudy import study_equilibrium
-from opteq.evaluation.scores import detection, known_divergence, reliability, unknown_divergence
+from opteq.evaluation.ood import fit_temperature, ood_scores
+from opteq.evaluation.scores import known_divergence
 from opteq.evaluation.trace import first_call
 from opteq.solvers.space import relative_change
 from opteq.training.taskscores import make_scores
 
 ATTACKED_IMAGES = 500
+CORRUPTED_IMAGES = 500
 STUDIED_IMAGES = 1000
 LARGER = (32, 48)
 
@@ -86,8 +87,8 @@ def training_loss(network: nn.Module, data: ImageDataModule) -> dict[str, float]
     """`train_loss`: mean cross entropy on the training images, without augmentation, in eval mode."""
     data.setup("fit")
     data.augmentation = "none"
-    logs, labels = _log_probabilities(network, data.train_dataloader())
-    return {"train_loss": float(-logs[np.arange(len(labels)), labels].mean())}
+    logits, labels = _logits(network, data.train_dataloader())
+    return {"train_loss": known_divergence(log_softmax(logits, axis=1), labels)}
 
 
 def attacked(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
@@ -149,17 +150,17 @@ def inside(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
 def calibration(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """How sure the network is of classes it knows and of those that `data.classes` left out of training.
 
-    `known_kl` and `unknown_kl` are the divergences of `opteq.evaluation.scores` (lower is better), `ece` the
-    expected calibration error on known classes, `auroc` how well confidence tells known from unseen.
+    `known_kl`, `unknown_kl`, `ece` and `auroc` are those of `OodScores`, as the network answers, and with
+    `_scaled` behind their names for logits divided by the temperature that fits the validation images.
     """
-    known, labels = _log_probabilities(network, data.test_dataloader())
-    unknown, _ = _log_probabilities(network, data.unseen_dataloader())
-    confidence = np.exp(known.max(1))
+    known, labels = _logits(network, data.test_dataloader())
+    unknown, _ = _logits(network, data.unseen_dataloader())
+    data.setup("validate")
+    temperature = fit_temperature(*_logits(network, data.val_dataloader()))
     return {
-        "known_kl": known_divergence(known, labels),
-        "unknown_kl": unknown_divergence(unknown),
-        "ece": reliability(confidence, known.argmax(1) == labels).error,
-        "auroc": detection(confidence, np.exp(unknown.max(1))),
+        f"{name}{ending}": getattr(ood_scores(known, labels, unknown, by), name)
+        for ending, by in (("", 1.0), ("_scaled", temperature))
+        for name in ("known_kl", "unknown_kl", "ece", "auroc")
     }
 
 
@@ -174,22 +175,15 @@ def subclasses(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
         )
     scores = {}
     for name, loader in (("known", data.test_dataloader()), ("unseen", data.unseen_dataloader())):
-        predictions, labels = _log_probabilities(network, loader)
+        predictions, labels = _logits(network, loader)
         scores[f"{name}_accuracy"] = float((predictions.argmax(1) == labels).mean())
     return scores
 
 
 def corruptions(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
-    """`corrupted_accuracy`, the mean over `CORRUPTIONS` and severities, and a mean for each corruption.
-
-    The arrays are those of `CIFAR-10-C` or `CIFAR-100-C` in the folder of the data set.
-    """
-    if not isinstance(data, CIFAR10):
-        raise ConfigError(
-            f"Expected CIFAR-10 or CIFAR-100, got {data.title}; there are corruptions of those."
-        )
-    folder = Path(data.root) / f"CIFAR-{100 if isinstance(data, CIFAR100) else 10}-C"
-    means = {n: float(np.mean(a)) for n, a in corrupted_accuracy(network, folder, data.normalization).items()}
+    """`corrupted_accuracy`, on 500 images, over `CORRUPTIONS` and severities, and one for each corruption."""
+    found = corrupted_accuracy(network, data.test_dataloader(), data.normalization, CORRUPTED_IMAGES)
+    means = {name: float(np.mean(accuracies)) for name, accuracies in found.items()}
     return {"corrupted_accuracy": float(np.mean(list(means.values()))), **means}
 
 
@@ -210,11 +204,11 @@ def _spread_over(loader: Loader, count: int) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 @torch.no_grad()
-def _log_probabilities(network: nn.Module, loader: Loader) -> tuple[NDArray, NDArray]:
+def _logits(network: nn.Module, loader: Loader) -> tuple[NDArray, NDArray]:
     network.eval()
-    batches = [(network(images).double().log_softmax(1), labels) for images, labels in loader]
-    predictions, labels = zip(*batches, strict=True)
-    return torch.cat(predictions).numpy(), torch.cat(labels).numpy()
+    batches = [(network(images).double(), labels) for images, labels in loader]
+    logits, labels = zip(*batches, strict=True)
+    return torch.cat(logits).numpy(), torch.cat(labels).numpy()
 
 
 def branch_relations(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
