@@ -11,7 +11,7 @@ timm = pytest.importorskip("timm", reason="timm is not installed")
 import opteq.timm  # noqa: E402
 
 NAMES = ["opteq_digits", "opteq_cifar10_small_geq", "opteq_cifar10_small_mopteq"]
-PRETRAINED = {"opteq_digits": "digits", "opteq_cifar10_155k": "cifar10-155k"}
+PRETRAINED = {"opteq_digits": "digits", "opteq_cifar10_176k": "cifar10-176k"}
 
 
 def created(name, **options):
@@ -97,8 +97,8 @@ def test_pretrained_weights(name, preset):
 
 
 def test_pretrained_weights_for_other_images_and_classes():
-    model = created("opteq_cifar10_155k", pretrained=True, num_classes=5, in_chans=1).eval()
-    own = opteq.load("cifar10-155k")
+    model = created("opteq_cifar10_176k", pretrained=True, num_classes=5, in_chans=1).eval()
+    own = opteq.load("cifar10-176k")
     assert model(torch.randn(2, 1, 32, 32)).shape == (2, 5)
     torch.testing.assert_close(model.stem[0][0].weight, own.stem[0][0].weight.sum(1, keepdim=True))
     torch.testing.assert_close(model.body.map.W.weight, own.body.map.W.weight)

@@ -1,4 +1,4 @@
-"""The presets as models of timm: `import opteq.timm`, then `timm.create_model("opteq_cifar10_155k")`.
+"""The presets as models of timm: `import opteq.timm`, then `timm.create_model("opteq_cifar10_176k")`.
 
 It needs `pip install opteq[timm]`. Every preset that classifies images by an equilibrium of opteq is there
 under its name, with `_` for `-` and after `opteq_`; those with weights in the package are `pretrained`.

@@ -65,6 +65,6 @@ def test_a_run_without_its_data_can_be_looked_at_all_the_same(tmp_path):
     assert "mine.Data" in open_viewer(folder).describe()["absent"]
 
 
-@pytest.mark.parametrize(("name", "images"), [("connected", 24), ("cifar10-155k", 0)])
+@pytest.mark.parametrize(("name", "images"), [("connected", 24), ("cifar10-176k", 0)])
 def test_the_other_pretrained_networks(name, images):
     assert len(open_viewer(Path(name)).describe()["images"]) == images

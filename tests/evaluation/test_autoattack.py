@@ -54,10 +54,10 @@ def cifar10(card):
         ("digits", digits, 0.075),
         ("digits", digits, 0.1),
         pytest.param(
-            "cifar10-155k", cifar10, 1 / 255, marks=pytest.mark.skipif(CIFAR10 is None, reason="no CIFAR-10")
+            "cifar10-176k", cifar10, 1 / 255, marks=pytest.mark.skipif(CIFAR10 is None, reason="no CIFAR-10")
         ),
         pytest.param(
-            "cifar10-155k", cifar10, 2 / 255, marks=pytest.mark.skipif(CIFAR10 is None, reason="no CIFAR-10")
+            "cifar10-176k", cifar10, 2 / 255, marks=pytest.mark.skipif(CIFAR10 is None, reason="no CIFAR-10")
         ),
     ],
 )
