@@ -92,6 +92,7 @@ def prepared(folder: str) -> Path:
         "source_paths": ["src"],
         "only_mutate": [f"src/opteq/{folder}/*"],
         "do_not_mutate_patterns": MESSAGES,
+        "timeout_constant": 10.0,
         "timeout_multiplier": 4.0,
         "pytest_add_cli_args": PLUGINS,
         "pytest_add_cli_args_test_selection": TESTS[folder],
