@@ -29,7 +29,7 @@ def defocus_blur(image: Image, severity: int, random: RandomState) -> Array:
 def glass_blur(image: Image, severity: int, random: RandomState) -> Array:
     """A Gaussian blur of pixels that take the place of their neighbours, as behind frosted glass."""
     sigma, rounds = ((0.05, 1), (0.25, 1), (0.4, 1), (0.25, 2), (0.4, 2))[severity - 1]
-    pixels = np.uint8(gaussian(image / 255, sigma) * 255)
+    pixels = (gaussian(image / 255, sigma) * 255).astype(np.uint8)
     height, width = image.shape[:2]
     places = [
         (row, column) for row in range(height - 1, 1, -1) for column in range(width - 1, 1, -1)
@@ -50,6 +50,6 @@ def motion_blur(image: Image, severity: int, random: RandomState) -> Image:
 def zoom_blur(image: Image, severity: int, random: RandomState) -> Array:
     """The mean of the image and of enlargements of it."""
     factors = np.arange(1, (1.06, 1.11, 1.16, 1.21, 1.26)[severity - 1], 0.01)
-    pixels = np.float32(image / 255)
+    pixels = (image / 255).astype(np.float32)
     total = pixels + np.sum([clipped_zoom(pixels, factor) for factor in factors], axis=0)
     return (total / (len(factors) + 1)).clip(0, 1) * 255

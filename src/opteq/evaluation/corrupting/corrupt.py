@@ -56,4 +56,4 @@ def corrupt(image: Image, name: str, severity: int, random: RandomState) -> Imag
     """
     check(name in _BY_NAME, "name", name, f"one of {', '.join(CORRUPTIONS)}")
     check(severity in range(1, SEVERITIES + 1), "severity", severity, f"from 1 to {SEVERITIES}")
-    return np.uint8(_BY_NAME[name](image, severity, random))
+    return _BY_NAME[name](image, severity, random).astype(np.uint8)

@@ -65,7 +65,7 @@ def elastic_transform(image: Image, severity: int, random: RandomState) -> Array
     )[severity - 1]
     height, width = image.shape[:2]
     size = min(height, width)
-    warped = _warped(np.float32(image / 255), shift * size, random)
+    warped = _warped((image / 255).astype(np.float32), shift * size, random)
     across, down = (
         ndimage.gaussian_filter(random.uniform(-1, 1, (height, width)), sigma * size, truncate=3)
         * (strength * size)
@@ -80,7 +80,7 @@ def _warped(image: Array, shift: float, random: RandomState) -> Array:
     height, width = image.shape[:2]
     centre, third = np.array([width // 2, height // 2]), min(height, width) // 3
     points = centre + third * np.array([[1, 1], [1, -1], [-1, -1]])
-    moved = np.float32(points) + random.uniform(-shift, shift, points.shape).astype(np.float32)
+    moved = points.astype(np.float32) + random.uniform(-shift, shift, points.shape).astype(np.float32)
     # Where a pixel comes from: (x, y) = x' of_column + y' of_row + origin.
     of_column, of_row, origin = np.linalg.solve(np.column_stack([np.float64(moved), np.ones(3)]), points)
     rows, columns = np.arange(height)[:, None, None], np.arange(width)[None, :, None]

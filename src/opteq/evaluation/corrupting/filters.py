@@ -3,6 +3,8 @@
 They take arrays `(height, width)` or `(height, width, channels)`.
 """
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import ndimage
@@ -21,7 +23,8 @@ def clipped_zoom(image: Array, factor: float) -> Array:
     rows, columns = int(np.ceil(height / factor)), int(np.ceil(width / factor))
     top, left = (height - rows) // 2, (width - columns) // 2
     centre = image[top : top + rows, left : left + columns]
-    large = ndimage.zoom(centre, (factor, factor) + (1,) * (image.ndim - 2), order=1)
+    factors = (factor, factor) + (1,) * (image.ndim - 2)
+    large: NDArray[Any] = np.asarray(ndimage.zoom(centre, factors, order=1))
     top, left = (large.shape[0] - height) // 2, (large.shape[1] - width) // 2
     return large[top : top + height, left : left + width]
 
@@ -73,10 +76,9 @@ def edges(image: NDArray[np.uint8], low: float, high: float) -> NDArray[np.bool_
         (here > beside(-1, -1)) & (here > beside(1, 1)),
     )
     weak = thin & (here > low)
-    parts, count = ndimage.label(weak, np.ones((3, 3)))
-    strong = np.zeros(count + 1, bool)
-    strong[np.unique(parts[weak & (here > high)])] = True
-    return strong[parts] & weak
+    parts = np.zeros(weak.shape, np.int32)
+    ndimage.label(weak, np.ones((3, 3)), output=parts)
+    return weak & np.isin(parts, parts[weak & (here > high)])
 
 
 def distance(marked: NDArray[np.bool_], furthest: float) -> Array:

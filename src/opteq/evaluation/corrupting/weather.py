@@ -91,11 +91,11 @@ def snow(image: Image, severity: int, random: RandomState) -> Array:
         (0.25, 0.3, 2.25, 0.6, 12, 6, 0.85),
         (0.3, 0.3, 1.25, 0.65, 14, 12, 0.8),
     )[severity - 1]
-    pixels = np.float32(image / 255)
+    pixels = (image / 255).astype(np.float32)
     flakes = clipped_zoom(random.normal(size=image.shape[:2], loc=mean, scale=deviation), zoom)
-    flakes = np.uint8(np.where(flakes < least, 0, flakes).clip(0, 1) * 255)
+    flakes = (np.where(flakes < least, 0, flakes).clip(0, 1) * 255).astype(np.uint8)
     flakes = motion_blur(flakes, radius, sigma, random.uniform(-135, -45))[:, :, None] / 255
-    grey = pixels @ np.float32([0.299, 0.587, 0.114])
+    grey = pixels @ np.array([0.299, 0.587, 0.114], np.float32)
     white = np.maximum(pixels, grey[:, :, None] * 1.5 + 0.5)
     return (clear * pixels + (1 - clear) * white + flakes + np.rot90(flakes, 2)).clip(0, 1) * 255
 
@@ -116,9 +116,9 @@ def spatter(image: Image, severity: int, random: RandomState) -> Array:
     liquid = gaussian(random.normal(size=image.shape[:2], loc=mean, scale=deviation), sigma)
     liquid[liquid < least] = 0
     if severity <= 3:
-        drops = _drops(np.uint8(liquid * 255))[:, :, None]
+        drops = _drops((liquid * 255).astype(np.uint8))[:, :, None]
         return (pixels + strength * drops * _WATER).clip(0, 1) * 255
-    mud = gaussian(np.float32(liquid > least), strength)[:, :, None]
+    mud = gaussian((liquid > least).astype(np.float32), strength)[:, :, None]
     mud[mud < 0.8] = 0
     return (pixels * (1 - mud) + mud * _MUD).clip(0, 1) * 255
 
@@ -127,7 +127,7 @@ def _drops(liquid: Image) -> Array:
     """How much light drops of a liquid reflect, the brightest 1."""
     depth = box(distance(edges(liquid, 50, 150), furthest=20))
     slope = ndimage.correlate(
-        equalized(np.uint8(depth)).astype(int),
+        equalized(depth.astype(np.uint8)).astype(int),
         np.array([[-2, -1, 0], [-1, 1, 1], [0, 1, 2]]),
         mode="mirror",
     )
