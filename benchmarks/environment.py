@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
 from opteq import native
+from opteq.system.hardware import processor
 
 
 def environment(device: torch.device) -> dict[str, str]:
     """Hardware, threads and versions."""
     facts = {
-        "processor": _processor(),
+        "processor": processor(),
         "cores used": str(torch.get_num_threads()),
         "system": f"{platform.system()}-{platform.machine()}",
         "python": platform.python_version(),
@@ -23,16 +23,6 @@ def environment(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         facts["accelerator"] = torch.cuda.get_device_name(device)
     return facts | {name: _version(name) for name in ("torch", "torchdeq", "opteq")}
-
-
-def _processor() -> str:
-    # platform.processor() is empty or says only "x86_64" on Linux.
-    information = Path("/proc/cpuinfo")
-    if information.exists():
-        for line in information.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def _version(name: str) -> str:

@@ -1,6 +1,8 @@
 import base64
+import copy
 import json
 import re
+from html import escape
 from html.parser import HTMLParser
 from xml.etree import ElementTree
 
@@ -13,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import opteq.evaluation.record as records
 import opteq.evaluation.report as report
 from opteq.errors import ConfigError
-from opteq.evaluation.page import folded, image, missing, page, section, table, tiles
+from opteq.evaluation.page import facts, folded, image, missing, page, section, table, tiles
 from opteq.evaluation.report import write_report
 from opteq.layer import EquilibriumLayer
 from opteq.maps.deep import DeepOptEq
@@ -22,6 +24,7 @@ from opteq.maps.optequnit import OptEqUnit
 from opteq.models.bodies import Gaussian, Unit
 from opteq.operators.conv import Conv2d
 from opteq.plots.style import new_figure
+from opteq.solvers.anderson import Anderson
 from tests.networks import branch_classifier
 
 SUMMARY = {
@@ -36,6 +39,7 @@ SUMMARY = {
     "images_per_second": 3120.4,
     "peak_memory_mb": 512.3,
 }
+VERSIONS = {"command": "opteq fit --config 'my <set>'", "date": "2026-01-02 03:04+01:00", "python": "3.11.0"}
 METRICS = "epoch,step,train_loss,val_loss,val_accuracy\n0,9,2.0,,\n0,9,,1.5,\n1,19,1.0,1.2,\n"
 
 
@@ -74,7 +78,7 @@ def test_the_page_is_self_contained_escaped_and_complete(run, network, data):
 
     images = [a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]
     assert shown.addresses == images
-    assert len(images) == 10
+    assert len(images) == 11
     for address in images:
         svg = ElementTree.fromstring(base64.b64decode(address.partition(",")[2]))
         assert svg.tag.endswith("svg")
@@ -94,7 +98,7 @@ def test_the_page_is_self_contained_escaped_and_complete(run, network, data):
 
 @pytest.mark.spec("R5.7")
 @pytest.mark.parametrize(
-    ("body", "hidden", "pictures"), [(Unit, (4, 4), 14), (Unit, (4,), 11), (Gaussian, (8, 8), 15)]
+    ("body", "hidden", "pictures"), [(Unit, (4, 4), 15), (Unit, (4,), 12), (Gaussian, (8, 8), 16)]
 )
 def test_branches_have_their_pictures(run, data, body, hidden, pictures):
     torch.manual_seed(0)
@@ -166,9 +170,74 @@ def test_the_page_says_what_the_equilibrium_is_worth(run, network, data):
     (layer,) = stored["layers"]
     assert f"{layer['active'][0]:.1%}" in shown.text
     assert f"{layer['spectra'][0]['values'][0]:.3f}" in shown.text
-    assert shown.tags.count("table") == 3
+    assert shown.tags.count("table") == 4
     # 216 numbers on either side: the whole spectrum.
     assert len(layer["spectra"][0]["values"]) == 216
+
+
+def test_the_scores_of_each_class_stand_in_a_table_the_lowest_first(run, network, data):
+    write_report(run, network, data)
+    html = (run / "report.html").read_text(encoding="utf-8")
+    rows = re.search(r"Scores of each class.*?<tbody>(.*?)</tbody>", html, re.DOTALL)[1]
+    cells = [re.findall(r"<td>(.*?)</td>", row) for row in rows.split("</tr>")[:-1]]
+    record = records.TestRecord.load(run / "record.npz")
+    labels, predictions = record.labels, record.predictions
+    expected = []
+    for c, name in enumerate(record.class_names):
+        right, taken = ((labels == c) & (predictions == c)).sum(), (predictions == c).sum()
+        count = (labels == c).sum()
+        f1 = 2 * right / (count + taken)
+        precision = f"{right / taken:.1%}" if taken else "–"
+        texts = [escape(name), str(count), f"{right / count:.1%}", precision, f"{f1:.1%}"]
+        expected.append((f1, texts))
+    assert cells == [texts for _, texts in sorted(expected, key=lambda pair: pair[0])]
+
+
+def test_what_did_not_change_is_a_sentence(run, network, data):
+    (run / "metrics.csv").write_text(
+        "epoch,step,train_loss,val_accuracy,val_unconverged\n0,9,2.0,0.5,0\n1,19,1.0,0.5,0\n"
+    )
+    shown = Page(write_report(run, network, data))
+    assert "Accuracy was 50.00% throughout. Unconverged was 0 throughout." in shown.text
+    assert len([a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]) == 11
+
+
+def test_every_equilibrium_has_its_bound(run, network, data):
+    text = Page(write_report(run, network, data)).text
+    assert "Above each z* stands how far from the true equilibrium it is at most" in text
+    traces = records.TestRecord.load(run / "record.npz").traces
+    pixels = torch.from_numpy(traces.images).movedim(-1, 1)
+    mean, deviation = (torch.tensor(values)[:, None, None] for values in data.normalization)
+    stem, layer = copy.deepcopy(network[:2]).double().eval()
+    with torch.no_grad():
+        features = stem(((pixels - mean) / deviation).double())
+        shown = layer(features)
+        layer.solver = Anderson(tol=1e-12, max_steps=500)
+        gap = (shown - layer(features)).flatten(1).norm(dim=1).numpy()
+    assert (gap <= 1.001 * traces.distance).all()
+    assert (traces.distance < 0.1 * shown.flatten(1).norm(dim=1).numpy()).all()
+
+    deep = DeepOptEq([OptEqUnit(Conv2d(6, n, 3), Conv2d(6, n, 3), max_norm=None) for n in (4, 5, 6)])
+    text = Page(write_report(run, equilibrium_of(network, deep), data)).text
+    assert "how far from the true equilibrium" not in text
+
+
+def test_the_page_says_what_made_it(run, network, data):
+    assert "How it was made" not in Page(write_report(run, network, data)).text
+    (run / "versions.json").write_text(json.dumps(VERSIONS))
+    text = Page(write_report(run, network, data)).text
+    for value in VERSIONS.values():
+        assert value in text
+
+
+def test_accuracy_comes_first(run, network, data):
+    text = Page(write_report(run, network, data)).text
+    assert text.index("Test accuracy") < text.index("Parameters")
+
+
+def test_wide_pictures_scroll_on_a_phone():
+    assert 'class="wide"' in image(new_figure(9, 3), "wide")
+    assert "wide" not in image(new_figure(4.2, 3), "small")
 
 
 def test_a_part_of_a_large_test_set_is_iterated_on(run, network, data, monkeypatch):
@@ -235,6 +304,7 @@ EVIL = '"><b>bold</b>'
         image(new_figure(1, 1), EVIL),
         missing(EVIL),
         folded(EVIL, EVIL),
+        facts([(EVIL, EVIL)]),
     ],
 )
 def test_every_part_of_a_page_escapes_its_text(html):

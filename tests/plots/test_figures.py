@@ -15,14 +15,14 @@ from opteq.evaluation.scores import reliability
 from opteq.evaluation.trace import Traces
 from opteq.plots.calibration import draw_calibration
 from opteq.plots.confusion import draw_confusion
-from opteq.plots.convergence import draw_convergence
+from opteq.plots.convergence import draw_objective, draw_residual
 from opteq.plots.equilibria import draw_equilibria
 from opteq.plots.overview import draw_overview
 from opteq.plots.patchweights import draw_attention
 from opteq.plots.relations import draw_correlation, draw_perturbations, draw_relations
 from opteq.plots.samples import draw_samples
-from opteq.plots.style import literal, to_svg
-from opteq.plots.training import draw_training
+from opteq.plots.style import literal, to_svg, wrapped
+from opteq.plots.training import draw_curves
 from opteq.plots.worth import draw_accuracy, draw_residuals, draw_spectra, draw_units
 from opteq.theory.spectrum import Spectrum
 
@@ -43,7 +43,9 @@ def make_traces(count=3, size=(4, 5), energy=True, branches=0):
     return Traces(
         images=rng.random((count, 8, 8, 1), dtype=np.float32),
         residual=fall,
+        tolerance=np.array(2e-3),
         energy=fall**2 - 7 if energy else np.zeros((count, 0)),
+        distance=np.where(np.arange(count) == 1, np.nan, 0.0123),
         rms=rng.random((count, *size), dtype=np.float32),
         channels=rng.standard_normal((count, 2, *size)).astype(np.float32),
         channel_indices=np.array([5, 0]),
@@ -117,51 +119,61 @@ def test_calibration_bars_are_the_accuracies():
     assert [bar.get_height() for bar in figure.axes[1].patches] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 3]
 
 
-def test_convergence_draws_the_residual_and_the_objective_above_its_lowest():
+def decades_of(axes):
+    """The exponents at the ends of a log scale, which have to be whole."""
+    assert axes.get_yscale() == "log"
+    ends = np.log10(axes.get_ylim())
+    np.testing.assert_allclose(ends, ends.round(), atol=1e-9)
+    return tuple(ends.round().astype(int).tolist())
+
+
+def test_the_residual_is_drawn_on_decades_with_its_median_and_the_tolerance():
     traces = make_traces()
-    figure = draw_convergence(traces.residual, traces.energy)
+    (axes,) = (figure := draw_residual(traces.residual, 2e-6)).axes
     to_svg(figure)
-    left, right = figure.axes
-    np.testing.assert_allclose([line.get_ydata() for line in left.lines[:3]], traces.residual)
-    np.testing.assert_allclose(left.lines[3].get_ydata(), np.median(traces.residual, axis=0))
-    above = np.array([line.get_ydata() for line in right.lines[:3]])
+    *lines, median, tolerance = axes.lines
+    np.testing.assert_allclose([line.get_ydata() for line in lines], traces.residual)
+    np.testing.assert_allclose(median.get_ydata(), np.median(traces.residual, axis=0))
+    assert set(tolerance.get_ydata()) == {2e-6}
+    assert decades_of(axes) == (-6, 1)
+    # Nothing is cut at the frame.
+    assert not any(line.get_clip_on() for line in (*lines, median))
+    (without,) = draw_residual(traces.residual, np.nan).axes
+    assert len(without.lines) == len(lines) + 1
+
+
+def test_the_objective_is_drawn_above_its_lowest():
+    traces = make_traces()
+    (axes,) = (figure := draw_objective(traces.energy)).axes
+    to_svg(figure)
+    above = np.array([line.get_ydata() for line in axes.lines[:3]])
     np.testing.assert_allclose(above[:, :-1], (traces.energy - traces.energy[:, -1:])[:, :-1])
     assert np.isnan(above[:, -1]).all()
-    assert right.get_xlim() == left.get_xlim()
-    assert left.get_yscale() == right.get_yscale() == "log"
+    lowest, highest = decades_of(axes)
+    assert 10.0**lowest <= np.nanmin(above) <= np.nanmax(above) <= 10.0**highest
 
 
 def test_convergence_leaves_out_what_is_only_rounding():
     residual = np.array([[1.0, 1e-8, 1e-16, 2e-16]])
     energy = np.array([[-900.0, -1000.0, -1000.0 - 1e-9, -1000.0 - 1e-9 + 2e-13]])
-    left, right = draw_convergence(residual, energy).axes
+    left, right = draw_residual(residual, np.nan).axes[0], draw_objective(energy).axes[0]
     np.testing.assert_array_equal(left.lines[0].get_ydata(), [1.0, 1e-8, np.nan, np.nan])
     assert np.isfinite(right.lines[0].get_ydata()).tolist() == [True, True, False, False]
 
 
-def test_convergence_of_a_map_without_objective_has_one_panel():
-    traces = make_traces(energy=False)
-    figure = draw_convergence(traces.residual, traces.energy)
-    to_svg(figure)
-    assert titles(figure) == ["Residual"]
-
-
-def test_training_draws_a_panel_per_quantity_and_a_curve_per_stage():
+def test_training_draws_a_curve_per_stage():
     epochs = np.array([1.0, 2.0])
-    panels = {
-        "loss": {"train": (epochs, np.array([2.0, 1.0])), "val": (epochs, np.array([3.0, 2.0]))},
-        "accuracy": {"val": (epochs[:1], np.array([0.5]))},
-        "residual_max": {"val": (epochs, np.array([1e-3, 1e-5]))},
-        "unconverged": {"val": (epochs, np.zeros(2))},
-    }
-    figure = draw_training(panels)
+    loss = {"train": (epochs, np.array([2.0, 1.0])), "val": (epochs, np.array([3.0, 0.0]))}
+    (axes,) = (figure := draw_curves("the_loss", loss)).axes
     to_svg(figure)
-    assert titles(figure) == ["loss", "accuracy", "residual max", "unconverged"]
-    loss, accuracy, residual, _ = figure.axes
-    np.testing.assert_array_equal([line.get_ydata() for line in loss.lines], [[2, 1], [3, 2]])
-    assert [text.get_text() for text in loss.get_legend().get_texts()] == ["training", "validation"]
+    assert titles(figure) == ["the loss"]
+    np.testing.assert_array_equal([line.get_ydata() for line in axes.lines], [[2, 1], [3, 0]])
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training", "validation"]
+    assert not any(line.get_clip_on() for line in axes.lines)
+    (accuracy,) = draw_curves("accuracy", {"val": (epochs[:1], np.array([0.5]))}).axes
     assert "%" in accuracy.yaxis.get_major_formatter()(0.5)
-    assert residual.get_yscale() == "log"
+    (residual,) = draw_curves("residual_max", {"val": (epochs, np.array([2e-3, 3e-5]))}).axes
+    assert decades_of(residual) == (-5, -2)
 
 
 @pytest.mark.parametrize("count", [1, 8, 11])
@@ -185,6 +197,8 @@ def test_equilibria_stand_below_their_images(size):
     expected = [picture for row in rows for picture in row]
     for drawn, picture in zip(pictures(figure), expected, strict=True):
         np.testing.assert_array_equal(np.squeeze(drawn), np.squeeze(picture))
+    # The bounds that there are stand above the equilibria.
+    assert [axes.get_title() for axes in figure.axes[3:6]] == ["± 1.2e-02", "", "± 1.2e-02"]
 
 
 @pytest.mark.parametrize("branches", [1, 3])
@@ -325,7 +339,7 @@ def test_overview_shows_images_equilibria_and_curves(energy):
 
 def test_overview_without_equilibria_is_refused():
     traces = make_traces()
-    nothing = {f.name: getattr(traces, f.name)[:0] for f in dataclasses.fields(traces)}
+    nothing = {f.name: np.atleast_1d(getattr(traces, f.name))[:0] for f in dataclasses.fields(traces)}
     with pytest.raises(ConfigError, match="no equilibrium layer"):
         draw_overview(Traces(**nothing))
 
@@ -333,7 +347,7 @@ def test_overview_without_equilibria_is_refused():
 def test_drawing_leaves_the_settings_of_the_caller_alone_and_is_repeatable():
     before = dict(matplotlib.rcParams)
     traces = make_traces()
-    first, second = (to_svg(draw_convergence(traces.residual, traces.energy)) for _ in range(2))
+    first, second = (to_svg(draw_residual(traces.residual, 1e-3)) for _ in range(2))
     assert first == second
     assert dict(matplotlib.rcParams) == before
 
@@ -342,3 +356,22 @@ def test_labels_are_short_single_lines_without_formulas():
     assert literal("a\n b\tc") == "a b c"
     assert literal("$x$") == r"\$x\$"
     assert literal("x" * 50, longest=10) == "x" * 9 + "…"
+
+
+def test_long_names_take_a_second_line_before_they_are_shortened():
+    assert wrapped("american black bear", 16) == "american black\nbear"
+    assert wrapped("$a$", 16) == r"\$a\$"
+    lines = wrapped("a very long name of a class that does not end", 16).split("\n")
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 16
+    assert lines[1].endswith("…")
+
+
+def test_the_names_of_a_confusion_matrix_can_be_read():
+    names = ["shortest", "the name of a class with 31 chars", "b"]
+    figure = draw_confusion(np.eye(3, dtype=int), names)
+    to_svg(figure)
+    shown = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert shown == ["shortest", "the name of a class with 31 cha…", "b"]
+    bare = draw_confusion(np.eye(3, dtype=int), ["a", "b", "c"])
+    assert figure.get_figwidth() > bare.get_figwidth() + 2

@@ -47,6 +47,8 @@ class TestIterate:
         states, residuals, objectives = by_hand(network, x, len(found.residual))
         assert found.residual == pytest.approx(residuals, rel=1e-9)
         assert found.objective == pytest.approx(objectives, rel=1e-9)
+        *_, at_end = by_hand(network, x, 200)[2]
+        assert found.lowest == pytest.approx(at_end, rel=1e-12)
         assert all(b <= a + 1e-12 for a, b in zip(found.objective, found.objective[1:], strict=False))
         for k, state in zip(found.steps, found.states, strict=True):
             np.testing.assert_allclose(state[0].numpy(), states[k], atol=1e-6)

@@ -30,11 +30,23 @@ p { margin: 4px 0 14px; max-width: 76ch; color: var(--soft); overflow-wrap: anyw
 dt { color: var(--soft); font-size: 13px; }
 dd { margin: 2px 0 0; font-size: 20px; font-weight: 650; white-space: nowrap;
   font-variant-numeric: tabular-nums; }
+/* The first number is what a reader looks for. */
+.tiles div:first-child { grid-column: span 2; grid-row: span 2; display: flex; flex-direction: column;
+  justify-content: center; }
+.tiles div:first-child dd { font-size: 40px; line-height: 1.2; }
 .row { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; }
 figure { flex: 0 1 auto; min-width: 0; margin: 12px 0 0; padding: 14px 16px; background: #ffffff;
   color: #374151; border: 1px solid var(--line); border-radius: 10px; }
 figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 figcaption { font-size: 13px; margin-top: 8px; max-width: 90ch; }
+/* On a phone the text of a wide picture would shrink beyond reading: it scrolls by itself instead. */
+@media (max-width: 640px) {
+  main { padding: 24px 14px 40px; }
+  .row { flex-direction: column; }
+  .row > * { max-width: 100%; }
+  figure.wide { overflow-x: auto; }
+  figure.wide img { width: 600px; max-width: none; }
+  figure.wide figcaption { position: sticky; left: 0; } }
 /* A caption in a row takes the width of its picture instead of widening the card. */
 .row figcaption { width: 0; min-width: 100%; }
 .table { width: fit-content; max-width: 100%; overflow-x: auto; margin: 12px 0 0;
@@ -46,6 +58,7 @@ th, td { padding: 3px 0 3px 18px; text-align: right; white-space: nowrap; }
 th { color: var(--soft); font-weight: 400; }
 th:first-child, td:first-child { padding-left: 0; text-align: left; }
 td:first-child { white-space: normal; min-width: 8em; }
+.facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 tbody tr + tr td, thead + tbody td { border-top: 1px solid var(--line); }
 .missing { margin-top: 16px; border-left: 4px solid #d55e00; padding: 4px 14px; color: var(--ink); }
 details { margin-top: 44px; }
@@ -61,6 +74,10 @@ footer { margin-top: 44px; border-top: 1px solid var(--line); padding-top: 10px;
   h2, h2 + p { break-after: avoid; }
   details { display: none; } }
 """
+
+
+# Pixels from which a picture no longer fits a phone at a size that can be read.
+_PHONE = 600
 
 
 def page(title: str, subtitle: str, parts: Iterable[str], footer: str) -> str:
@@ -107,8 +124,9 @@ def image(figure: Figure, description: str) -> str:
     # A CSS inch has 96 pixels: shown at this width, text has the size it was drawn at.
     width = round(figure.get_figwidth() * 96)
     text = escape(description)
+    kind = ' class="wide"' if width > _PHONE else ""
     return (
-        f'<figure><img width="{width}" alt="{text}" src="data:image/svg+xml;base64,{data}">'
+        f'<figure{kind}><img width="{width}" alt="{text}" src="data:image/svg+xml;base64,{data}">'
         f"<figcaption>{text}</figcaption></figure>\n"
     )
 
@@ -128,6 +146,12 @@ def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> s
     head = f"<thead>{line('th', header)}</thead>\n" if any(header) else ""
     body = "".join(line("td", row) for row in rows)
     return f'<div class="table"><h3>{escape(title)}</h3>\n<table>{head}<tbody>{body}</tbody></table></div>\n'
+
+
+def facts(pairs: Iterable[tuple[str, str]]) -> str:
+    """Names with what there is to say of each, in lines that wrap."""
+    rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>\n" for name, text in pairs)
+    return f'<div class="table facts"><table><tbody>{rows}</tbody></table></div>\n'
 
 
 def missing(explanation: str) -> str:

@@ -14,10 +14,11 @@ from opteq.data.facts import Facts
 from opteq.evaluation.branchstudy import BranchRecord
 from opteq.evaluation.equilibriumreport import JSON, as_json, worth
 from opteq.evaluation.equilibriumstudy import study_equilibrium
-from opteq.evaluation.page import image, page, section, side_by_side
+from opteq.evaluation.page import image, page, section, side_by_side, table
 from opteq.evaluation.record import TestRecord, evaluate
 from opteq.evaluation.scenerecord import SegmentationRecord, evaluate_scenes
-from opteq.evaluation.sections import configuration, equilibria, headline, read_summary, training
+from opteq.evaluation.scores import class_scores
+from opteq.evaluation.sections import configuration, equilibria, headline, origin, read_summary, training
 from opteq.plots.calibration import draw_calibration
 from opteq.plots.confusion import draw_confusion
 from opteq.plots.masks import draw_class_scores, draw_scenes
@@ -75,6 +76,7 @@ def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
         equilibria(record.traces),
         studied,
         *results,
+        origin(run_dir / "versions.json"),
         configuration(run_dir / "config.yaml"),
     ]
     known = [str(summary[key]) for key in ("model", "dataset") if key in summary]
@@ -167,4 +169,22 @@ def _predictions(record: TestRecord) -> str:
         f"Calibration: bars below the diagonal are overconfident."
         f" Expected calibration error {record.reliability.error:.2%}.",
     )
-    return section("Predictions", explanation, *parts, side_by_side(confusion, calibration))
+    both = side_by_side(confusion, calibration)
+    return section("Predictions", explanation, *parts, _class_table(record), both)
+
+
+def _class_table(record: TestRecord) -> str:
+    """How well each class is found, those that are found worst first."""
+    scores = class_scores(record.confusion)
+    order = np.argsort(np.nan_to_num(scores.f1, nan=np.inf), kind="stable")
+    columns = (scores.recall, scores.precision, scores.f1)
+    rows = [
+        [
+            record.class_names[c],
+            f"{scores.counts[c]:,}",
+            *("–" if np.isnan(column[c]) else f"{column[c]:.1%}" for column in columns),
+        ]
+        for c in order
+    ]
+    header = ["class", "images", "recall", "precision", "F1"]
+    return table("Scores of each class, the lowest first", header, rows)

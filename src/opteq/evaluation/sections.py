@@ -6,15 +6,17 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from opteq.errors import ConfigError
 from opteq.evaluation.metrics import read_curves
-from opteq.evaluation.page import folded, image, missing, section, tiles
+from opteq.evaluation.page import facts, folded, image, missing, section, side_by_side, tiles
 from opteq.evaluation.passes import EvaluationRecord
 from opteq.evaluation.trace import Traces
-from opteq.plots.convergence import draw_convergence
+from opteq.plots.convergence import draw_objective, draw_residual
 from opteq.plots.equilibria import draw_equilibria
 from opteq.plots.patchweights import draw_attention
-from opteq.plots.training import draw_training
+from opteq.plots.training import Curve, draw_curves, is_share
 from opteq.system.files import read_json
 
 
@@ -81,11 +83,30 @@ def training(path: Path) -> str:
     panels = read_curves(path)
     if not panels:
         return section(heading, "", missing("metrics.csv holds no training curves yet."))
-    return section(
-        heading,
-        explanation,
-        image(draw_training(panels), "Loss, scores, and how the solves went, epoch by epoch."),
-    )
+    flat = {
+        quantity: value for quantity, curves in panels.items() if (value := _constant(curves)) is not None
+    }
+    pictures = [
+        image(draw_curves(quantity, curves), f"{_spoken(quantity).capitalize()}, epoch by epoch.")
+        for quantity, curves in panels.items()
+        if quantity not in flat
+    ]
+    sentences = [
+        f"{_spoken(quantity).capitalize()} was {f'{value:.2%}' if is_share(quantity) else f'{value:g}'}"
+        " throughout."
+        for quantity, value in flat.items()
+    ]
+    return section(heading, " ".join([explanation, *sentences]), side_by_side(*pictures))
+
+
+def _constant(curves: Mapping[str, Curve]) -> float | None:
+    """The one value that all curves of a quantity have, if it is one."""
+    values = {float(value) for _, points in curves.values() for value in points}
+    return values.pop() if len(values) == 1 else None
+
+
+def _spoken(quantity: str) -> str:
+    return quantity.replace("_", " ")
 
 
 def equilibria(traces: Traces) -> str:
@@ -97,21 +118,25 @@ def equilibria(traces: Traces) -> str:
     explanation += _what_equilibria_are(traces)
     along = (
         "Along a plain iteration z ← T(z), in float64, for a few test images (thin lines)"
-        " and their median: how far z still is from a fixed point"
+        " and their median: how far z still is from a fixed point."
     )
-    along += (
-        ", and how far φ lies above its lowest value."
-        if traces.energy.size
-        else ". This map has no hidden objective."
-    )
+    if not traces.energy.size:
+        along += " This map has no hidden objective."
     pictures = (
         "Test images and their equilibria, largest values brightest. The channels are those that"
         " vary most; each row has one colour scale."
     )
-    parts = [
-        image(draw_equilibria(traces), pictures),
-        image(draw_convergence(traces.residual, traces.energy), along),
-    ]
+    if np.isfinite(traces.distance).any():
+        pictures += (
+            " Above each z* stands how far from the true equilibrium it is at most, as a Euclidean norm,"
+            " certified."
+        )
+    curves = [image(draw_residual(traces.residual, float(traces.tolerance)), along)]
+    if traces.energy.size:
+        curves.append(
+            image(draw_objective(traces.energy), "How far φ lies above its lowest value, likewise.")
+        )
+    parts = [image(draw_equilibria(traces), pictures), side_by_side(*curves)]
     if traces.attention.shape[1]:
         weights = (
             "What each patch of the features weighs in the equilibrium, averaged over the groups of"
@@ -137,6 +162,29 @@ def _what_equilibria_are(traces: Traces) -> str:
         f"{stationary} Of the {total} images below it is certified to be the minimum of φ for {certified},"
         f" by an estimate a local minimum for {local}, and not known to be one for"
         f" {total - certified - local}."
+    )
+
+
+# Names of what `versions.json` says, in the order of the table; other packages follow by name.
+_ORIGIN = {
+    "command": "command",
+    "date": "date",
+    "processor": "processor",
+    "cores": "cores",
+    "accelerator": "accelerator",
+    "platform": "system",
+    "python": "Python",
+}
+
+
+def origin(path: Path) -> str:
+    """What command made the run, when, on what hardware and with which versions, if the run says so."""
+    if not path.exists():
+        return ""
+    known = read_json(path)
+    names = [name for name in _ORIGIN if name in known] + [name for name in known if name not in _ORIGIN]
+    return section(
+        "How it was made", "", facts((_ORIGIN.get(name, name), str(known[name])) for name in names)
     )
 
 

@@ -18,6 +18,7 @@ from opteq.evaluation.attention import patch_attention
 from opteq.evaluation.display import Normalization, displayable
 from opteq.layer import EquilibriumLayer
 from opteq.results import State, map_state, tensors_of
+from opteq.theory.claims import DISTANCE, expect_own_claims
 from opteq.theory.minimisers import certified_convex, kind_at
 
 Kind = TypeVar("Kind", bound=nn.Module)
@@ -34,7 +35,10 @@ class Traces:
     Attributes:
         images: `(n, height, width, 1 or 3)` in [0, 1].
         residual: `(n, steps + 1)` relative residual along a plain iteration.
+        tolerance: `()` relative residual at which a solve ends; NaN for a layer without one.
         energy: `(n, steps + 1)` hidden objective along it, `(n, 0)` for maps that have none.
+        distance: `(n,)` bound on the distance of the computed equilibrium from the true one; NaN where none
+            is certified.
         rms: `(n, h, w)` root mean square over the channels of the equilibrium.
         channels: `(n, k, h, w)` the `k` channels that vary most, the same ones for every image.
         channel_indices: `(k,)` which channels these are.
@@ -47,7 +51,9 @@ class Traces:
 
     images: NDArray[np.float32]
     residual: NDArray[np.float64]
+    tolerance: NDArray[np.float64]
     energy: NDArray[np.float64]
+    distance: NDArray[np.float64]
     rms: NDArray[np.float32]
     channels: NDArray[np.float32]
     channel_indices: NDArray[np.int64]
@@ -89,7 +95,9 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
     return Traces(
         images=displayable(images, normalization),
         residual=solution.trace.residual.numpy(),
+        tolerance=np.array(layer.solver.tol if layer.solver else np.nan),
         energy=np.zeros((len(images), 0)) if energy is None else energy.numpy(),
+        distance=_distances(layer, x, solution.state),
         rms=maps.square().mean(1).sqrt().float().numpy(),
         channels=maps[:, shown].float().numpy(),
         channel_indices=shown.numpy(),
@@ -115,6 +123,19 @@ def _kinds(layer: EquilibriumLayer, x: State, states: State) -> tuple[NDArray[np
         kinds = [kind_at(layer.bind(_part(x, row)), _part(states, row)) for row in rows]
         local = torch.cat([kind.local_minimiser for kind in kinds])
     return certified.numpy(), local.numpy()
+
+
+@torch.no_grad()
+def _distances(layer: EquilibriumLayer, x: State, states: State) -> NDArray[np.float64]:
+    """Certified bounds on how far each state is from the equilibrium, NaN where there are none."""
+    try:
+        equation = layer.bind(x)
+        expect_own_claims(equation, DISTANCE)
+        bound = equation.distance_bound(states)
+    except ConfigError:
+        return np.full(len(tensors_of(states)[0]), np.nan)
+    known = bound.value.isfinite() & (bound.kind != "estimate")
+    return bound.value.where(known, torch.nan).numpy()
 
 
 def _part(state: State, row: slice) -> State:
@@ -150,7 +171,9 @@ def _no_traces() -> Traces:
     return Traces(
         images=picture[..., None],
         residual=nothing,
+        tolerance=np.array(np.nan),
         energy=nothing,
+        distance=np.zeros(0),
         rms=picture,
         channels=picture[:, None],
         channel_indices=np.zeros(0, np.int64),

@@ -15,6 +15,9 @@ from opteq.plots.style import literal, new_figure, styled
 # Beyond these numbers of classes, counts and then names would be too small to read.
 _MOST_COUNTS = 15
 _MOST_NAMES = 40
+# Letters of a name, and inches that one takes beside the matrix.
+_LONGEST_NAME = 32
+_LETTER = 0.07
 
 
 @styled
@@ -29,7 +32,9 @@ def draw_confusion(confusion: NDArray[np.int64], class_names: Sequence[str]) -> 
     totals = confusion.sum(axis=1, keepdims=True)
     share = confusion / np.maximum(totals, 1)
     side = float(np.clip(0.32 * classes + 1.6, 3.6, 7.0))
-    figure = new_figure(side + 0.9, side)
+    names = [literal(name, _LONGEST_NAME) for name in class_names]
+    room = _LETTER * max(map(len, names)) if classes <= _MOST_NAMES else 0.0
+    figure = new_figure(side + room + 0.9, side + room)
     axes = figure.add_subplot()
     # The square root brings out the rare mistakes, which a linear scale would show as white.
     picture = axes.imshow(share, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=1))
@@ -38,7 +43,6 @@ def draw_confusion(confusion: NDArray[np.int64], class_names: Sequence[str]) -> 
     axes.set_ylabel("true class")
 
     if classes <= _MOST_NAMES:
-        names = [literal(name) for name in class_names]
         size = 8 if classes <= 20 else 5.5
         turned = max(map(len, names)) > 3
         axes.set_xticks(range(classes), names, rotation=90 if turned else 0, fontsize=size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
@@ -15,11 +16,14 @@ from opteq.plots.style import SEQUENTIAL, new_figure, styled
 def draw_equilibria(traces: Traces) -> Figure:
     """Draw one column per image: the input, the size of its equilibrium and a few channels."""
     count, shown = len(traces.images), len(traces.channel_indices)
-    figure = new_figure(1.35 * count + 0.9, 1.35 * (2 + shown) + 0.2)
+    figure = new_figure(1.35 * count + 0.9, 1.35 * (2 + shown) + 0.4)
     grid = figure.subplots(2 + shown, count, squeeze=False)
     for column in range(count):
         show_image(grid[0, column], traces.images[column])
         show_state(grid[1, column], traces.rms[column], float(traces.rms.max()))
+        if np.isfinite(traces.distance[column]):
+            bound = f"± {traces.distance[column]:.1e}"
+            grid[1, column].set_title(bound, fontsize=7.5, fontweight="normal", pad=2)
         for row in range(shown):
             # One colour scale per channel, so that images can be compared.
             channel = traces.channels[:, row]

@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from opteq.errors import ConfigError
 from opteq.evaluation.trace import Traces
-from opteq.plots.convergence import draw_curves
+from opteq.plots.convergence import objective_panel, residual_panel
 from opteq.plots.equilibria import name_row, show_state
 from opteq.plots.samples import show_image
 from opteq.plots.style import new_figure, styled
@@ -31,5 +31,8 @@ def draw_overview(traces: Traces) -> Figure:
         show_state(grid[1, column], traces.rms[column], float(traces.rms.max()))
     name_row(grid[0, 0], "input")
     name_row(grid[1, 0], "equilibrium z*\n(RMS over\nchannels)")
-    draw_curves(curves, traces.residual, traces.energy)
+    panels = curves.subplots(1, 2 if traces.energy.size else 1, sharex=True, squeeze=False)[0]
+    residual_panel(panels[0], traces.residual, float(traces.tolerance))
+    if traces.energy.size:
+        objective_panel(panels[1], traces.energy)
     return figure

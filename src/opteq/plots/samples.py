@@ -9,9 +9,11 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from opteq.evaluation.record import Samples
-from opteq.plots.style import GREEN, ORANGE, literal, new_figure, styled
+from opteq.plots.style import GREEN, ORANGE, new_figure, styled, wrapped
 
 _COLUMNS = 8
+# Letters of a class name that fit above a picture.
+_WIDTH = 16
 
 
 @styled
@@ -19,7 +21,7 @@ def draw_samples(samples: Samples, class_names: Sequence[str]) -> Figure:
     """Draw each image below its prediction and confidence; mistakes name the true class as well."""
     count = len(samples.images)
     rows = -(-count // _COLUMNS)
-    figure = new_figure(1.2 * _COLUMNS, 1.6 * rows)
+    figure = new_figure(1.2 * _COLUMNS, (1.6 if max(map(len, class_names)) <= _WIDTH else 1.9) * rows)
     grid = figure.subplots(rows, _COLUMNS, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
@@ -27,10 +29,10 @@ def draw_samples(samples: Samples, class_names: Sequence[str]) -> Figure:
         show_image(axes, samples.images[index])
         predicted, true = int(samples.predictions[index]), int(samples.labels[index])
         right = predicted == true
-        name = literal(class_names[predicted], longest=14)
+        name = wrapped(class_names[predicted], _WIDTH)
         title = f"{'✓' if right else '✗'} {name}\n{samples.confidences[index]:.1%}"
         if not right:
-            title += f"\ntrue: {literal(class_names[true], longest=12)}"
+            title += f"\n{wrapped(f'true: {class_names[true]}', _WIDTH)}"
         axes.set_title(title, fontsize=7.5, fontweight="normal", color=GREEN if right else ORANGE)
     return figure
 

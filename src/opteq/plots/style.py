@@ -7,13 +7,19 @@ state. Colours are those of Okabe and Ito, which colour-blind readers can tell a
 from __future__ import annotations
 
 import io
+import math
+import textwrap
 from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec
 
 import matplotlib
+import numpy as np
 from cycler import cycler
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+from numpy.typing import NDArray
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B7280"
 SEQUENTIAL = "cividis"
@@ -71,6 +77,26 @@ def literal(text: str, longest: int = 18) -> str:
     if len(text) > longest:
         text = text[: longest - 1] + "…"
     return text.replace("$", r"\$")
+
+
+def wrapped(text: str, width: int, lines: int = 2) -> str:
+    """`text` as a label of a few lines, shortened only beyond them, and never read as a formula."""
+    parts = textwrap.wrap(" ".join(text.split()), width, max_lines=lines, placeholder="…")
+    return "\n".join(parts).replace("$", r"\$")
+
+
+def on_decades(axes: Axes, values: NDArray) -> None:
+    """Give `axes` a log scale that begins and ends with a power of ten, and a line at each.
+
+    What is not positive has no place on it.
+    """
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(base=10, numticks=8))
+    axes.yaxis.set_minor_locator(NullLocator())
+    known = values[np.isfinite(values) & (values > 0)]
+    if known.size:
+        low, high = math.floor(np.log10(known.min())), math.ceil(np.log10(known.max()))
+        axes.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
 
 
 def to_svg(figure: Figure) -> bytes:

@@ -15,6 +15,8 @@ from opteq.errors import ConfigError
 from opteq.evaluation.trace import first_call
 from opteq.layer import EquilibriumLayer
 from opteq.results import SolveInfo, State, distance, map_state, norm
+from opteq.solvers.anderson import Anderson
+from opteq.solvers.base import solve_fixed_point
 from opteq.theory.exact import in_float64
 
 # Plain iterations that are followed at most, and how many of them are kept to be looked at.
@@ -23,6 +25,8 @@ KEPT_STEPS = 40
 _KEPT = {0, *np.geomspace(1, MOST_STEPS, KEPT_STEPS).round().astype(int).tolist()}
 # Followed to a residual this much below the tolerance, to show that the solve ended on the way down.
 _BEYOND = 0.1
+# Finds the lowest value of the hidden objective, also where the plain iteration is too slow for it.
+_TIGHT = Anderson(tol=1e-9, max_steps=1000)
 # What an unrolled layer, which has no tolerance, is followed to.
 _TOLERANCE = 1e-3
 
@@ -36,6 +40,7 @@ class Iteration:
         x: its input.
         residual: relative residual at `z⁰, z¹, …`.
         objective: hidden objective there; None for maps that have none.
+        lowest: hidden objective at the equilibrium, from a tight solve, or the least that was met on the way.
         steps: the `k` whose states are kept: all of the first ones, then ever fewer, and the last.
         states: readouts of the states `z^k` for these.
         equilibrium: the readout of the layer's own solve.
@@ -47,6 +52,7 @@ class Iteration:
     x: State
     residual: list[float]
     objective: list[float] | None
+    lowest: float | None
     steps: list[int]
     states: list[State]
     equilibrium: State
@@ -91,12 +97,18 @@ def iterate(network: nn.Module, image: Tensor) -> Iteration:
         if last:
             break
         z = following
+    lowest = None
+    if equation.objective is not None:
+        end, _ = solve_fixed_point(equation, z, _TIGHT)
+        values = [*objective, float(equation.objective(end))]
+        lowest = min(filter(math.isfinite, values), default=None)
     steps, states = zip(*kept, strict=True)
     return Iteration(
         layer,
         x,
         residual,
         objective or None,
+        lowest,
         list(steps),
         list(states),
         solution.value,

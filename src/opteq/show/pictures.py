@@ -7,6 +7,7 @@ import io
 
 import matplotlib
 import numpy as np
+from matplotlib.colors import to_hex
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -35,7 +36,7 @@ def mask_picture(labels: NDArray[np.int64], classes: int) -> str:
 
 def mask_colours(classes: int) -> list[str]:
     """The colours of `mask_picture`, such as `#1f77b4`."""
-    return [matplotlib.colors.to_hex(colour) for colour in class_colours(classes)]
+    return [to_hex(colour) for colour in class_colours(classes)]
 
 
 def heat_picture(values: NDArray) -> str:

@@ -139,6 +139,7 @@ class Viewer:
             "pictures": names,
             "residual": _finite(iteration.residual),
             "objective": None if iteration.objective is None else _finite(iteration.objective),
+            "lowest": iteration.lowest,
             "tolerance": iteration.tolerance,
             "outcome": _outcome(iteration),
             **self._predictions(logits),
@@ -326,7 +327,7 @@ def _distance(layer: EquilibriumLayer, x: State) -> str:
             " bound on the distance holds."
         )
     known = "at most" if certificate.distance.kind != "estimate" else "by an estimate about"
-    return f"‖z - z*‖ is {known} {bound:.1e}, beside ‖z‖ = {size:.3g}."
+    return f"‖z - z*‖ is {known} {bound:.3g}, beside ‖z‖ = {size:.3g}."
 
 
 @torch.no_grad()

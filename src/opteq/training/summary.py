@@ -1,9 +1,11 @@
 """What a finished training writes into its folder."""
 
 import platform
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from opteq.data.facts import Facts
 from opteq.evaluation.scores import class_scores
 from opteq.layer import EquilibriumLayer
 from opteq.system.files import write_json
+from opteq.system.hardware import hardware
 from opteq.training.taskscores import SCORES
 
 SUMMARY = "summary.json"
@@ -25,11 +28,23 @@ PACKAGES = ("opteq", "torch", "torchvision", "lightning", "torchmetrics", "jsona
 
 
 def write_versions(folder: Path) -> None:
-    """Write `versions.json`: Python, the packages that matter, and the platform."""
+    """Write `versions.json`: command, date, hardware, Python, the packages that matter, and the platform."""
     versions = {package: version(package) for package in PACKAGES}
-    write_json(
-        folder / VERSIONS, {"python": platform.python_version(), **versions, "platform": platform.platform()}
-    )
+    known = {
+        **_command(),
+        "date": datetime.now().astimezone().isoformat(sep=" ", timespec="minutes"),
+        **hardware(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }
+    write_json(folder / VERSIONS, known | versions)
+
+
+def _command() -> dict[str, str]:
+    """The command that was given, where this process runs one."""
+    program = Path(sys.argv[0])
+    of_opteq = program.stem == "opteq" or program.parts[-2:] == ("opteq", "__main__.py")
+    return {"command": shlex.join(["opteq", *sys.argv[1:]])} if of_opteq else {}
 
 
 def write_summary(

@@ -139,10 +139,9 @@ function showStep() {
   document.querySelectorAll("#pictures .state img").forEach((image, i) => { image.src = frame.pictures[i]; });
   chart($("residual"), way.residual, frame.place, "Residual", way.tolerance);
   if (way.objective !== null) {
-    const lowest = Math.min(...way.objective.filter((value) => value !== null));
     // What is left at the end is rounding.
     const floor = 1e-13 * Math.max(...way.objective.map(Math.abs));
-    const above = way.objective.map((v) => (v === null || v - lowest <= floor ? null : v - lowest));
+    const above = way.objective.map((v) => (v === null || v - way.lowest <= floor ? null : v - way.lowest));
     chart($("objective"), above, frame.place, "Hidden objective above its lowest value", null);
   }
   showShares($("bars"), way, index);
@@ -222,7 +221,7 @@ async function attack(mine) {
 // --- curves over decades ---
 
 function chart(svg, values, place, name, tolerance) {
-  const [width, height, left, right, top, bottom] = [440, 210, 44, 12, 12, 30];
+  const [width, height, left, right, top, bottom] = [440, 216, 46, 12, 12, 38];
   svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const known = values.filter((value) => value !== null && value > 0);
   svg.setAttribute("aria-label", known.length
@@ -250,13 +249,13 @@ function chart(svg, values, place, name, tolerance) {
   }
   const steps = Math.max(Math.ceil(last / 6), 1);
   for (let k = 0; k <= last; k += steps) {
-    parts.push(draw("text", { x: x(k), y: height - 14, "text-anchor": "middle" }, String(k)));
+    parts.push(draw("text", { x: x(k), y: height - 21, "text-anchor": "middle" }, String(k)));
   }
-  parts.push(draw("text", { x: width - right, y: height - 1, "text-anchor": "end" }, "plain iteration"));
+  parts.push(draw("text", { x: width - right, y: height - 5, "text-anchor": "end" }, "plain iteration"));
   if (tolerance) {
     const at = y(tolerance);
     parts.push(draw("line", { class: "tolerance", x1: left, x2: width - right, y1: at, y2: at }));
-    parts.push(draw("text", { class: "named", x: width - right, y: at - 4, "text-anchor": "end" }, "tolerance"));
+    parts.push(draw("text", { class: "named", x: left + 4, y: at - 4 }, "tolerance"));
   }
   let path = "";
   let drawing = false;
