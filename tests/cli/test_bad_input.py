@@ -30,7 +30,7 @@ def run(tiny, tmp_path_factory):
     [
         (
             ["fitt"],
-            "There is no command fitt; commands are fit, validate, test, predict, presets, reproduce.",
+            "There is no command fitt; commands are fit, validate, test, predict, show, presets,",
         ),
         (["fit"], "Missing model.network, data; give a preset"),
         (["fit", "digits"], "did you mean --config digits?"),
@@ -231,7 +231,7 @@ def test_the_help_of_predict_is_its_own(opteq, capsys, arguments):
         ),
         (["predict", "a", "b", "--outputs", "c"], "Unrecognized arguments: --outputs c"),
         (["predict", "a", "b", "--trust", "maybe"], "Argument --trust: invalid choice: 'maybe'"),
-        (["reproduce", "--nonsense"], "The following arguments are required: table"),
+        (["reproduce", "--nonsense"], "Name the table that --nonsense is for"),
         (["fit", "--config"], "Argument -c/--config: expected one argument"),
     ],
 )

@@ -246,7 +246,7 @@ def test_a_table_may_be_of_ones_own_classes(folder, command):
     }
     (folder / "table.yaml").write_text(yaml.safe_dump(table))
     command("reproduce", "table.yaml", "--trainer.max_epochs", 1)
-    *_, row = (folder / "reproduced" / "table" / "table.md").read_text().splitlines()
+    *_, row = (folder / "reproduced" / "small" / "table" / "table.md").read_text().splitlines()
     _, name, seeds, accuracy, residual, *_ = (cell.strip() for cell in row.split("|"))
     assert (name, seeds) == ("mine", "1")
     assert 0 < float(residual) < 0.05

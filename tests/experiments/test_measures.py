@@ -22,6 +22,7 @@ from opteq.experiments.measures import (
     perturbed,
     relative_residual,
     subclasses,
+    top_five,
     training_loss,
 )
 from opteq.models.bodies import Coupled
@@ -172,6 +173,19 @@ def test_the_training_loss_is_the_mean_cross_entropy_of_all_images():
     margins = np.where(train.labels.numpy() == 1, 2 * bright, -2 * bright)
     assert training_loss(network, data)["train_loss"] == pytest.approx(
         np.log1p(np.exp(-margins)).mean(), rel=1e-5
+    )
+
+
+def test_a_class_among_the_five_likeliest_counts(digits):
+    class Order(nn.Module):
+        """Ranks the classes 0, 1, 2, … whatever the image is."""
+
+        def forward(self, images):
+            return -torch.arange(10.0).expand(len(images), 10)
+
+    labels = torch.cat([labels for _, labels in digits.test_dataloader()])
+    assert top_five(Order(), digits)["test_accuracy_top5"] == pytest.approx(
+        float((labels < 5).double().mean())
     )
 
 

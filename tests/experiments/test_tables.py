@@ -168,3 +168,11 @@ def test_the_networks_of_full_tables_have_the_printed_sizes(name, row, printed):
     (found,) = (r for r in read_table(name, "full").rows if r.name == row)
     parameters = sum(p.numel() for p in network_of(found.config_of(0)).parameters())
     assert parameters == pytest.approx(printed, rel=0.11)
+
+
+def test_every_table_is_run_on_noise():
+    from tests.experiments import test_smoke_kernels, test_smoke_mopteq, test_smoke_opteq, test_smoke_others
+
+    modules = (test_smoke_kernels, test_smoke_mopteq, test_smoke_opteq, test_smoke_others)
+    run = [m.test_every_table_trains_and_is_measured.pytestmark[0].args[1] for m in modules]
+    assert sorted(name for names in run for name in names) == table_names()

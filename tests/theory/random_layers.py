@@ -46,6 +46,7 @@ from opteq import (
 from opteq.errors import ConfigError, ConvergenceError
 from opteq.operators.base import LinearOperator
 from opteq.operators.norms.almost_orthogonal import AlmostOrthogonal
+from opteq.operators.norms.base import NormControl
 from opteq.operators.norms.ceiling import Ceiling
 from opteq.operators.norms.orthogonal import Orthogonal
 from opteq.operators.norms.shift_isometry import ShiftIsometry
@@ -286,8 +287,13 @@ def drawn(seed):
 def exact(seed):
     """The layer of a map in float64, solved tightly, and what draws inputs for it."""
     draw, module, _ = drawn(seed)
+    return draw, tightly_solved(module.double())
+
+
+def tightly_solved(module):
+    """The layer of a map in float64."""
     solver = Anderson(1e-11, 1500, damping=0.6)
-    return draw, EquilibriumLayer(module.double(), solver, Implicit(1e-10, 500), "raise").eval()
+    return EquilibriumLayer(module, solver, Implicit(1e-10, 500), "raise").eval()
 
 
 def expect_distance(seed):
@@ -339,19 +345,46 @@ def steepest(draw, layer, steps=4):
     return best
 
 
+class Acting(NormControl):
+    """The weights that acted once, in double precision."""
+
+    def __init__(self, control):
+        self.control, self.weights = control, None
+
+    def weight(self, operator):
+        return self.control.weight(operator) if self.weights is None else self.weights[0]
+
+    def scaled(self, weights, ceiling, norm):
+        if self.weights is None:
+            scaled = self.control.scaled(weights, ceiling, norm)
+            self.weights = tuple(w.detach().double() for w in scaled)
+            return scaled
+        return self.weights
+
+
+def acting(module, x):
+    """A map in double precision with the weights that act in float32: certified ways leave room to round."""
+    for operator in module.modules():
+        if isinstance(operator, LinearOperator):
+            operator.norm_control = Acting(operator.norm_control)
+    module.bind(x.float())
+    return module.double()
+
+
 def expect_lipschitz(seed):
-    """Compares `equilibrium_lipschitz` with gradient ascent."""
-    single = drawn(seed)[1]
+    """Compares `equilibrium_lipschitz` with gradient ascent, for every fourth layer in float32 as well."""
     draw, layer = exact(seed)
     x = draw.inputs(1)
     bound = equilibrium_lipschitz(layer.map, x).value.item()
-    other = equilibrium_lipschitz(single, x.float()).value.item()
-    if abs(other - bound) > 1e-4 * bound:
-        raise AssertionError(f"Lipschitz bound {other:.8g} in float32, {bound:.8g} in float64")
     found = steepest(draw, layer)
     # To the precision of the solves.
     if found > bound * (1 + 1e-7) + 1e-7:
         raise AssertionError(f"Lipschitz bound {bound:.6g}, found {found:.6g}")
+    if seed % 4 == 3:
+        bound = equilibrium_lipschitz(drawn(seed)[1], x.float()).value.item()
+        found = steepest(draw, tightly_solved(acting(drawn(seed)[1], x)))
+        if found > bound * (1 + 1e-6) + 1e-6:
+            raise AssertionError(f"Lipschitz bound {bound:.6g} in float32, found {found:.6g}")
     return "lipschitz"
 
 

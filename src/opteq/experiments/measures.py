@@ -82,6 +82,13 @@ def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]
     return {"mean_l1": absolute / count, "mean_square": square / count}
 
 
+def top_five(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
+    """`test_accuracy_top5`: how often the class is among the five likeliest."""
+    logits, labels = _logits(network, data.test_dataloader())
+    likeliest = np.argsort(-logits, axis=1, kind="stable")[:, :5]
+    return {"test_accuracy_top5": float((likeliest == labels[:, None]).any(1).mean())}
+
+
 @torch.no_grad()
 def training_loss(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """`train_loss`: mean cross entropy on the training images, without augmentation, in eval mode."""

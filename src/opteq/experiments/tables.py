@@ -167,12 +167,22 @@ def read_table(name_or_file: str, scale: str = "small") -> Table:
             for entry in fields["rows"]
             if _mapping(entry).get("only", read_as) == read_as
         ]
-        claims = [Claim(**claim) for claim in options.get("claims", ())]
+        claims = _claims(content["rows"], rows, options.get("claims", ()))
         options |= {"rows": rows, "claims": claims, "scale": scale}
         paper = scales.get("full", {}).get("setting", "")
         return Table(**{"name": path.stem, "paper": paper, **options})
     except (ConfigError, TypeError) as error:
         raise ConfigError(f"{path}: {error}") from error
+
+
+def _claims(entries: Sequence[Any], rows: Sequence[Row], claims: Sequence[Any]) -> list[Claim]:
+    """The claims about rows of this scale; those about rows of another are for that."""
+    known, here = {entry["name"] for entry in entries}, {row.name for row in rows}
+    made = [Claim(**claim) for claim in claims]
+    for name in (name for claim in made for name in (claim.better, claim.worse)):
+        if name not in known:
+            raise ConfigError(f"Expected the reference, curves and claims to be of rows, got {name}.")
+    return [claim for claim in made if {claim.better, claim.worse} <= here]
 
 
 def _read(name_or_file: str) -> tuple[Path, Mapping[str, Any]]:

@@ -1,0 +1,10 @@
+"""Tables run: mopteq. A file for some of them each, since files are what is shared among processes."""
+
+import pytest
+
+from tests.experiments.smoke import check, of
+
+
+@pytest.mark.parametrize("name", of("mopteq"))
+def test_every_table_trains_and_is_measured(name, tmp_path):
+    check(name, tmp_path)

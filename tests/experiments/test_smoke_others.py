@@ -1,0 +1,12 @@
+"""Tables run: others. A file for some of them each, since files are what is shared among processes."""
+
+import pytest
+
+from tests.experiments.smoke import check, of
+
+
+@pytest.mark.parametrize(
+    "name", of("opteq-learnt", "opteq-small", "opteq-theorem", "connected", "following", "iteration")
+)
+def test_every_table_trains_and_is_measured(name, tmp_path):
+    check(name, tmp_path)
