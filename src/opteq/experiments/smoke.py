@@ -16,6 +16,7 @@ CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "hors
 PER_CLASS = {"train": 3, "val": 1, "test": 1}
 SCENES = {"train": 2, "val": 1, "test": 1}
 LARGEST, SCENE, WINDOW = 64, (48, 64), (32, 48)
+SIDES = {"Digits": 8, "CIFAR10": 32, "CIFAR100": 32}  # of images whose size is no option
 BATCH = 24  # fewer samples decorrelate at once
 _MODULES = {"ConnectedPixels": "connected", "SegmentationFolder": "segmentation", "ImageFolder": "folder"}
 TRAINER = {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
@@ -41,18 +42,18 @@ def _noise(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     elif kind in ("SegmentationFolder", "Cityscapes"):
         kind, own = "SegmentationFolder", _scenes(options, folder / "scenes")
     else:
-        kind, own = "ImageFolder", _images(options, folder)
+        kind, own = "ImageFolder", _images(options, SIDES.get(kind, LARGEST), folder)
     return {"class_path": f"opteq.data.{_MODULES[kind]}.{kind}", "init_args": {**own, "batch_size": BATCH}}
 
 
-def _images(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _images(options: Mapping[str, Any], side: int, folder: Path) -> dict[str, Any]:
     kept, superclasses = options.get("classes"), options.get("superclasses", False)
     names = tuple(kept or CLASSES)
     if superclasses:
         names += tuple({name.partition(".")[0] + ".unseen" for name in names})
     elif kept:
         names += ("unseen",)
-    size = min(options.get("image_size", LARGEST), LARGEST)
+    size = min(options.get("image_size", side), LARGEST)
     root = folder / f"{len(names)}-classes-of-{size}"
     for split, count in PER_CLASS.items():
         for name in names:
