@@ -1,4 +1,5 @@
 import io
+import threading
 
 import numpy as np
 import pytest
@@ -6,6 +7,7 @@ import torch
 from PIL import Image
 
 from opteq.models.loading import ModelCard
+from opteq.show.server import ShowServer
 from opteq.show.viewer import Sample, Viewer
 from tests.networks import unit_classifier
 
@@ -24,6 +26,16 @@ def viewer():
     images = (torch.rand(3, 1, 1, 8, 8) - MEAN) / STD
     samples = [Sample(image, f"test image {i}, yes") for i, image in enumerate(images, start=1)]
     return Viewer("small", network, card(), samples)
+
+
+@pytest.fixture
+def server(viewer):
+    with ShowServer(viewer, 0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
 
 
 @pytest.fixture

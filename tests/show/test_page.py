@@ -1,11 +1,8 @@
 """The page in a browser, where there is one."""
 
 import shutil
-import threading
 
 import pytest
-
-from opteq.show.server import ShowServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -25,16 +22,6 @@ def browser():
         browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE)
         yield browser
         browser.close()
-
-
-@pytest.fixture
-def server(viewer):
-    with ShowServer(viewer, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

@@ -1,21 +1,10 @@
 import json
-import threading
 from http.client import HTTPConnection
 
 import pytest
 
 from opteq.errors import ConfigError
 from opteq.show.server import ShowServer
-
-
-@pytest.fixture
-def server(viewer):
-    with ShowServer(viewer, 0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
 
 
 @pytest.fixture

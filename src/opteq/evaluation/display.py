@@ -1,4 +1,4 @@
-"""Normalised image tensors, turned back into pictures."""
+"""Normalised image tensors and the pixels that they are made of."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 # Mean and standard deviation, each one number or one per channel.
 Normalization = tuple[float | Sequence[float], float | Sequence[float]]
@@ -36,3 +36,25 @@ def channelwise(normalization: Normalization) -> tuple[Tensor, Tensor]:
         torch.as_tensor(value, dtype=torch.float32).reshape(-1, 1, 1) for value in normalization
     )
     return mean, deviation
+
+
+class OfPixels(nn.Module):
+    """A network as a function of pixels in [0, 1], `(batch, channels, height, width) ↦ logits`.
+
+    Args:
+        network: takes normalised images.
+        normalization: their mean and standard deviation.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, network: nn.Module, normalization: Normalization) -> None:
+        super().__init__()
+        self.network = network
+        mean, deviation = channelwise(normalization)
+        self.register_buffer("mean", mean)
+        self.register_buffer("deviation", deviation)
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        return self.network((pixels - self.mean) / self.deviation)

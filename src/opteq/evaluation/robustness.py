@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from opteq.evaluation.attacks import PGD, attacked_accuracy
-from opteq.evaluation.display import Normalization, channelwise
+from opteq.evaluation.display import Normalization, OfPixels
 from opteq.evaluation.parts import Parts
 from opteq.evaluation.passes import device_of, eval_mode
 
@@ -95,7 +95,7 @@ def _autoattack_accuracy(
     from pyautoattack import AutoAttack  # pyright: ignore[reportMissingImports]
 
     device = device_of(network)
-    of_pixels = _OfPixels(network, normalization).to(device)
+    of_pixels = OfPixels(network, normalization).to(device)
     attack = AutoAttack(of_pixels, eps=epsilon, seed=0, device=device)
     hits = samples = 0
     with eval_mode(network):
@@ -110,20 +110,3 @@ def _autoattack_accuracy(
                 hits += int((of_pixels(attacked).argmax(1) == labels).sum())
             samples += len(labels)
     return hits / max(samples, 1)
-
-
-class _OfPixels(nn.Module):
-    """A network as a function of pixels in [0, 1]."""
-
-    mean: Tensor
-    deviation: Tensor
-
-    def __init__(self, network: nn.Module, normalization: Normalization) -> None:
-        super().__init__()
-        self.network = network
-        mean, deviation = channelwise(normalization)
-        self.register_buffer("mean", mean)
-        self.register_buffer("deviation", deviation)
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.network((pixels - self.mean) / self.deviation)

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
@@ -25,6 +24,7 @@ from opteq.evaluation.branchstudy import (
 from opteq.evaluation.corruptions import corrupted_accuracy
 from opteq.evaluation.equilibriumstudy import study_equilibrium
 from opteq.evaluation.ood import fit_temperature, ood_scores
+from opteq.evaluation.passes import logits_of, share_of
 from opteq.evaluation.scores import known_divergence
 from opteq.evaluation.trace import first_call
 from opteq.solvers.space import relative_change
@@ -84,17 +84,16 @@ def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]
 
 def top_five(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """`test_accuracy_top5`: how often the class is among the five likeliest."""
-    logits, labels = _logits(network, data.test_dataloader())
+    logits, labels = logits_of(network, data.test_dataloader())
     likeliest = np.argsort(-logits, axis=1, kind="stable")[:, :5]
     return {"test_accuracy_top5": float((likeliest == labels[:, None]).any(1).mean())}
 
 
-@torch.no_grad()
 def training_loss(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """`train_loss`: mean cross entropy on the training images, without augmentation, in eval mode."""
     data.setup("fit")
     data.augmentation = "none"
-    logits, labels = _logits(network, data.train_dataloader())
+    logits, labels = logits_of(network, data.train_dataloader())
     return {"train_loss": known_divergence(log_softmax(logits, axis=1), labels)}
 
 
@@ -130,7 +129,7 @@ def inside(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     asks for holds, and `lipschitz_geq` and `lipschitz_opteq` those of Proposition 3. A network without
     equilibria has none of all this.
     """
-    share = min(1.0, STUDIED_IMAGES / _count(data.test_dataloader()))
+    share = share_of(data.test_dataloader(), STUDIED_IMAGES)
     try:
         record = study_equilibrium(network, data.test_dataloader(), share=share)
     except ConfigError:
@@ -160,10 +159,10 @@ def calibration(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     `known_kl`, `unknown_kl`, `ece` and `auroc` are those of `OodScores`, as the network answers, and with
     `_scaled` behind their names for logits divided by the temperature that fits the validation images.
     """
-    known, labels = _logits(network, data.test_dataloader())
-    unknown, _ = _logits(network, data.unseen_dataloader())
+    known, labels = logits_of(network, data.test_dataloader())
+    unknown, _ = logits_of(network, data.unseen_dataloader())
     data.setup("validate")
-    temperature = fit_temperature(*_logits(network, data.val_dataloader()))
+    temperature = fit_temperature(*logits_of(network, data.val_dataloader()))
     return {
         f"{name}{ending}": getattr(ood_scores(known, labels, unknown, by), name)
         for ending, by in (("", 1.0), ("_scaled", temperature))
@@ -182,7 +181,7 @@ def subclasses(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
         )
     scores = {}
     for name, loader in (("known", data.test_dataloader()), ("unseen", data.unseen_dataloader())):
-        predictions, labels = _logits(network, loader)
+        predictions, labels = logits_of(network, loader)
         scores[f"{name}_accuracy"] = float((predictions.argmax(1) == labels).mean())
     return scores
 
@@ -194,13 +193,9 @@ def corruptions(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     return {"corrupted_accuracy": float(np.mean(list(means.values()))), **means}
 
 
-def _count(loader: Loader) -> int:
-    return len(loader.dataset)  # pyright: ignore[reportArgumentType]
-
-
 def _spread_over(loader: Loader, count: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Batches with `count` of the samples, or all there are, evenly spread: sets may be sorted by class."""
-    total = _count(loader)
+    total = len(loader.dataset)  # pyright: ignore[reportArgumentType]
     chosen = set(np.linspace(0, total - 1, min(count, total)).round().astype(int).tolist())
     seen = 0
     for images, labels in loader:
@@ -208,14 +203,6 @@ def _spread_over(loader: Loader, count: int) -> Iterator[tuple[Tensor, Tensor]]:
         seen += len(images)
         if kept.any():
             yield images[kept], labels[kept]
-
-
-@torch.no_grad()
-def _logits(network: nn.Module, loader: Loader) -> tuple[NDArray, NDArray]:
-    network.eval()
-    batches = [(network(images).double(), labels) for images, labels in loader]
-    logits, labels = zip(*batches, strict=True)
-    return torch.cat(logits).numpy(), torch.cat(labels).numpy()
 
 
 def branch_relations(network: nn.Module, data: ImageDataModule) -> dict[str, float]:

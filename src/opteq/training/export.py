@@ -15,6 +15,7 @@ from torch.onnx import OnnxExporterError
 from opteq.data.finding import find_images
 from opteq.data.images import read_image
 from opteq.errors import ConfigError
+from opteq.evaluation.display import OfPixels
 from opteq.gradients.unrolled import Unrolled
 from opteq.layer import EquilibriumLayer
 from opteq.models.loading import ModelCard
@@ -50,20 +51,10 @@ class Exported:
     megabytes: float
 
 
-class OfPixels(nn.Module):
-    """A network as a function of pixels in [0, 1], `(batch, channels, height, width) ↦ logits`."""
-
-    mean: Tensor
-    std: Tensor
-
-    def __init__(self, network: nn.Module, card: ModelCard) -> None:
-        super().__init__()
-        self.network = network
-        self.register_buffer("mean", torch.tensor(card.mean).view(-1, 1, 1))
-        self.register_buffer("std", torch.tensor(card.std).view(-1, 1, 1))
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        return self.network((pixels - self.mean) / self.std)
+def default_output(run: Path, format: str) -> Path:
+    """In the folder of a run; for a pretrained network a file of its name."""
+    suffix = SUFFIXES[format]
+    return run / f"model{suffix}" if run.is_dir() else run.with_name(run.name + suffix)
 
 
 def check_pixels(card: ModelCard, folder: Path | None) -> Tensor:
@@ -116,20 +107,23 @@ def export(
         check_counts(steps=steps)
     if path.exists():
         raise ConfigError(f"{path} exists already; name another file.")
-    whole = OfPixels(network, card).eval()
+    whole = OfPixels(network, (card.mean, card.std)).eval()
     with torch.no_grad():
         expected = _exact(whole)(pixels.double()).float()
-        count, *more = TRIED if steps is None else (steps,)
-        iterated = unrolled(whole, count, pixels)
-        while more and _error(iterated(pixels), expected) > tol:
-            count, *more = more
-            iterated = unrolled(whole, count, pixels)
-        found = _error(iterated(pixels), expected)
-        if steps is None and found > tol:
+        iterated = _kept(whole, pixels)
+
+        def error_after(count: int) -> float:
+            _iterate(iterated, count)
+            return _error(iterated(pixels), expected)
+
+        count = steps or next((count for count in TRIED if error_after(count) <= tol), None)
+        if count is None:
             raise ConfigError(
-                f"After {count} iterations the logits are still {found:.1e} of their size from those of the"
-                f" equilibria, more than {tol:g}; give a larger `tol`, or a number of `steps`."
+                f"After {TRIED[-1]} iterations the logits are still {error_after(TRIED[-1]):.1e} of their"
+                f" size from those of the equilibria, more than {tol:g}; give a larger `tol`, or a number of"
+                " `steps`."
             )
+    _iterate(iterated, count)
     write, run = {"onnx": (_write_onnx, _run_onnx), "torch": (_write_program, _run_program)}[format]
     content = write(iterated, pixels)
     error = _error(run(content, pixels), expected)
@@ -137,17 +131,21 @@ def export(
     return Exported(path, count, error, len(content) / 1e6)
 
 
-def unrolled(network: nn.Module, steps: int, x: Tensor) -> nn.Module:
-    """A copy that iterates so often in place of every solve, with the weights that act on inputs like `x`."""
+def _kept(network: nn.Module, x: Tensor) -> nn.Module:
+    """A copy with the weights that act on inputs like `x`."""
     network = copy.deepcopy(network)
     for module in network.modules():
         if isinstance(module, LinearOperator):
             module.norm_control = _Kept(module.norm_control)
     network(x)
+    return network
+
+
+def _iterate(network: nn.Module, steps: int) -> None:
+    """Have a network iterate so often in place of every solve."""
     for module in network.modules():
         if isinstance(module, EquilibriumLayer):
             module.gradient, module.on_unconverged = Unrolled(steps), "count"
-    return network
 
 
 def _exact(network: nn.Module) -> nn.Module:

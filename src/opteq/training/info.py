@@ -9,18 +9,17 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from opteq import native
+from opteq.training.summary import PACKAGES
 
-PACKAGES = ("torch", "torchvision", "lightning", "torchmetrics", "jsonargparse", "timm", "onnxruntime")
+OPTIONAL = ("timm", "onnxruntime")
 
 
 def info() -> dict[str, str]:
     """Versions, devices, threads, and whether compiled code is used, by what they are called."""
-    packages = {name: _version(name) for name in PACKAGES}
     devices = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
-        "opteq": _version("opteq"),
+        **{name: _version(name) for name in (*PACKAGES, *OPTIONAL)},
         "Python": platform.python_version(),
-        **packages,
         "platform": platform.platform(),
         "processors": f"{os.cpu_count()}, PyTorch uses {torch.get_num_threads()}",
         "accelerators": ", ".join(devices) or "none that PyTorch can use",
