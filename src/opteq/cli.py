@@ -207,12 +207,10 @@ def _export(options: list[str]) -> None:
     chosen = parser.parse_args(options)
 
     from opteq.models.loading import ModelCard, load
-    from opteq.training.export import SUFFIXES, check_pixels, export
+    from opteq.training.export import check_pixels, default_output, export
 
     network, card = load(chosen.run, chosen.trust == "true"), ModelCard.read(chosen.run)
-    output = chosen.output or chosen.run.with_name(chosen.run.name + SUFFIXES[chosen.format])
-    if chosen.output is None and chosen.run.is_dir():
-        output = chosen.run / f"model{SUFFIXES[chosen.format]}"
+    output = chosen.output or default_output(chosen.run, chosen.format)
     pixels = check_pixels(card, chosen.images)
     made = export(network, card, pixels, output, chosen.format, chosen.steps, chosen.tol)
     checked = f"{len(pixels)} images" if chosen.images else f"{len(pixels)} images of noise"
@@ -230,9 +228,6 @@ def _print_info() -> None:
 
 
 def _reproduce(options: list[str]) -> None:
-    from opteq.experiments.output import listing, write_results
-    from opteq.experiments.reproduce import reproduce
-    from opteq.experiments.smoke import smoke
     from opteq.experiments.tables import SCALES, read_table
 
     parser = _Parser(
@@ -251,6 +246,11 @@ def _reproduce(options: list[str]) -> None:
     parser.add_argument("--list", action="store_true", help="list the tables, and what has been run of them")
     parser.add_argument("--output", type=Path, help="folder of runs and table; reproduced/SCALE/TABLE")
     chosen, of_fit = parser.parse_known_args(options)
+
+    from opteq.experiments.output import listing, write_results
+    from opteq.experiments.reproduce import reproduce
+    from opteq.experiments.smoke import smoke
+
     if chosen.list or chosen.table is None:
         if of_fit:
             raise ConfigError(

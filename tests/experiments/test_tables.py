@@ -127,6 +127,13 @@ def test_faulty_scales_and_claims_are_refused(tmp_path, old, new, message):
         read_table(written(tmp_path, SCALED.replace(old, new)))
 
 
+def test_a_row_of_another_scale_without_a_name_is_refused_at_that_scale(tmp_path):
+    path = written(tmp_path, SCALED.replace("{name: b, only: full}", "{only: full}"))
+    assert [row.name for row in read_table(path).rows] == ["a"]
+    with pytest.raises(ConfigError, match="missing 1 required positional argument: 'name'"):
+        read_table(path, "full")
+
+
 def test_a_scale_that_a_table_has_not_is_answered_with_those_it_has(tmp_path):
     with pytest.raises(ConfigError, match=r"has no scale full; it has smoke, small"):
         read_table(written(tmp_path, SMALL), "full")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -161,9 +162,14 @@ def read_table(name_or_file: str, scale: str = "small") -> Table:
         raise ConfigError(f"{path}: Expected `config` to be a mapping, got {shared!r}.")
     options = {name: value for name, value in fields.items() if name not in _SHARED}
     common = {name: fields[name] for name in ("seeds", "by_seed") if name in fields}
+
+    @cache
+    def shared_with(base: str | None) -> Mapping[str, Any]:
+        return with_base(shared if base is None else {**shared, "base": base})
+
     try:
         rows = [
-            _row(entry, shared, common, read_as)
+            _row(entry, shared_with, common, read_as)
             for entry in fields["rows"]
             if _mapping(entry).get("only", read_as) == read_as
         ]
@@ -177,7 +183,7 @@ def read_table(name_or_file: str, scale: str = "small") -> Table:
 
 def _claims(entries: Sequence[Any], rows: Sequence[Row], claims: Sequence[Any]) -> list[Claim]:
     """The claims about rows of this scale; those about rows of another are for that."""
-    known, here = {entry["name"] for entry in entries}, {row.name for row in rows}
+    known, here = {entry.get("name") for entry in entries}, {row.name for row in rows}
     made = [Claim(**claim) for claim in claims]
     for name in (name for claim in made for name in (claim.better, claim.worse)):
         if name not in known:
@@ -201,14 +207,18 @@ def _scales(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return content.get("scales", {"small": {}})
 
 
-def _row(entry: Mapping[str, Any], shared: Mapping[str, Any], common: Mapping[str, Any], scale: str) -> Row:
+def _row(
+    entry: Mapping[str, Any],
+    shared_with: Callable[[str | None], Mapping[str, Any]],
+    common: Mapping[str, Any],
+    scale: str,
+) -> Row:
     unknown = [name for name in entry if name not in _OF_ROWS]
     if unknown:
         raise ConfigError(f"A row has no {unknown[0]!r}; it has {', '.join(_OF_ROWS)}.")
     own = {name: entry[name] for name in ("name", "seeds", "published") if name in entry}
     changes = {**_mapping(entry.get("changes", {})), **_mapping(entry.get(scale, {}))}
-    base = {"base": changes.pop("base")} if "base" in changes else {}
-    config = copy.deepcopy(with_base({**shared, **base}))
+    config = copy.deepcopy(dict(shared_with(changes.pop("base", None))))
     for name, value in changes.items():
         _assign(config, name, value)
     return Row(**{**common, **own, "config": config})

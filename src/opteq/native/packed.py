@@ -9,6 +9,7 @@ from opteq.errors import ShapeError
 from opteq.native.calling import call
 from opteq.native.registering import operator
 from opteq.native.serving import reads, serves
+from opteq.tensors.tracing import tracing
 
 LANES = 16
 """Numbers in a vector, at most."""
@@ -71,7 +72,8 @@ def multiply_each(
         error: the relative error that is allowed.
     """
     given = (left, right) if total is None else (left, right, total)
-    if not serves(*given, error=error) or not _fit(left, right, total):
+    # A trace is for batches of any size, which a look at them would fix.
+    if tracing() or not _fit(left, right, total) or not serves(*given, error=error):
         return left @ right if total is None else total.baddbmm_(left, right, alpha=factor)
     product = left.new_empty(*left.shape[:2], right.shape[2]) if total is None else total
     _each(product, left, right, 0.0 if total is None else factor)
