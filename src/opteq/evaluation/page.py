@@ -41,6 +41,7 @@ figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
 figcaption { font-size: 13px; margin-top: 8px; max-width: 90ch; }
 /* On a phone the text of a wide picture would shrink beyond reading: it scrolls by itself instead. */
 @media (max-width: 640px) {
+  .tiles div:not(:first-child) dd { font-size: 17px; }
   main { padding: 24px 14px 40px; }
   .row { flex-direction: column; }
   .row > * { max-width: 100%; }
