@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from opteq import Conv2d, EquilibriumLayer, OptEqUnit
+import opteq
+from opteq import Anderson, Conv2d, EquilibriumLayer, Implicit, OptEqUnit, Unrolled
+from opteq.data.digits import Digits
 from opteq.errors import ConfigError, NonFiniteError
 from opteq.evaluation.attacks import PGD, attacked_accuracy
 from opteq.evaluation.saliency import grad_cam
@@ -44,6 +46,25 @@ def test_on_a_linear_network_it_finds_the_worst_corner_of_the_ball(pixels, label
     slope = (rows[1 - labels] - rows[labels]).reshape(pixels.shape) / torch.tensor(DEVIATION)[:, None, None]
     worst = (pixels + epsilon * slope.sign()).clamp(0, 1)
     torch.testing.assert_close(attacked, worst, rtol=0, atol=1e-6)
+
+
+@pytest.mark.spec("R7.4")
+def test_more_steps_do_more_harm_and_the_unrolled_network_is_no_weaker():
+    network, data = opteq.load("digits"), Digits(batch_size=100)
+    data.prepare_data()
+    data.setup("test")
+    images, labels = next(iter(data.test_dataloader()))
+    (layer,) = network.equilibrium_layers
+
+    def survivors(steps: int) -> int:
+        attack = PGD(steps, epsilon=0.1, step_size=None, random_start=False)
+        return int((network(attack(network, images, labels, data.normalization)).argmax(1) == labels).sum())
+
+    layer.solver, layer.gradient = Anderson(tol=1e-4), Implicit(tol=1e-4)
+    counts = [survivors(steps) for steps in (1, 5, 15)]
+    assert 80 > counts[0] >= counts[1] >= counts[2] > 20
+    layer.solver, layer.gradient = None, Unrolled(25)
+    assert survivors(5) >= counts[1] - 1
 
 
 @pytest.mark.spec("R7.4")

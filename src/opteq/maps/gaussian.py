@@ -34,8 +34,8 @@ class GaussianMap(EquilibriumMap):
 
     `gamma="adaptive"` sets `γ = 0.2 / M` per sample, with `M` the smallest patch distance at the
     start `y = 0`, so that the nearest patch starts with weight `e^{-0.2}`; `M` counts as at least a
-    hundredth of the mean distance. `γ` is constant during the solve and differentiated through,
-    unless `detach_gamma`.
+    hundredth of the mean distance. `γ` is constant during the solve and differentiated through, in
+    training unless `detach_gamma`.
 
     State and readout: `y`, of shape `(batch, W.in_channels, ...)`.
 
@@ -45,7 +45,8 @@ class GaussianMap(EquilibriumMap):
         patches: how the mid channels are split; None for the plain kernel on the whole sample.
         hidden: `c_hid`, columns of `W_h`, which is used with patches only.
         gamma: a positive number or `"adaptive"`.
-        detach_gamma: treat the adaptive `γ` as a constant when differentiating.
+        detach_gamma: treat the adaptive `γ` as a constant when differentiating in training. In eval mode
+            gradients are the true ones: those of an attack would overstate how robust a network is.
         activation: name of an activation in `opteq.activations`, or an object.
         bias: whether there is a `b`.
         max_norm: ceiling on `‖W‖₂`; `‖W_h‖₂` is kept below 1. `L_σ ‖W‖²‖W_h‖² < 1` makes the map a
@@ -148,7 +149,7 @@ class GaussianMap(EquilibriumMap):
         with torch.autocast(c.device.type, enabled=False):
             floor = (_SMALLEST_SHARE * distance.mean(1)).clamp(min=torch.finfo(c.dtype).eps)
             gamma = ADAPTIVE_NUMERATOR / torch.maximum(distance.amin(1), floor)
-        return gamma.detach() if self.detach_gamma else gamma
+        return gamma.detach() if self.detach_gamma and self.training else gamma
 
     def extra_repr(self) -> str:
         return (
