@@ -346,7 +346,7 @@ def steepest(draw, layer, steps=4):
 
 
 class Acting(NormControl):
-    """The weights that acted once, in double precision."""
+    """The weights that acted once."""
 
     def __init__(self, control):
         self.control, self.weights = control, None
@@ -356,18 +356,23 @@ class Acting(NormControl):
 
     def scaled(self, weights, ceiling, norm):
         if self.weights is None:
-            scaled = self.control.scaled(weights, ceiling, norm)
-            self.weights = tuple(w.detach().double() for w in scaled)
-            return scaled
+            self.weights = tuple(w.detach() for w in self.control.scaled(weights, ceiling, norm))
         return self.weights
+
+    def widen(self):
+        if self.weights is not None:
+            self.weights = tuple(w.double() for w in self.weights)
 
 
 def acting(module, x):
     """A map in double precision with the weights that act in float32: certified ways leave room to round."""
-    for operator in module.modules():
-        if isinstance(operator, LinearOperator):
-            operator.norm_control = Acting(operator.norm_control)
+    operators = [operator for operator in module.modules() if isinstance(operator, LinearOperator)]
+    for operator in operators:
+        operator.norm_control = Acting(operator.norm_control)
     module.bind(x.float())
+    # Only now: an operator may be a factor of another one as well.
+    for operator in operators:
+        operator.norm_control.widen()
     return module.double()
 
 
