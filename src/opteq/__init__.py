@@ -29,6 +29,7 @@ from opteq.objectives.inner_product import LinearKernel, PolynomialKernel, Sigmo
 from opteq.objectives.patches import Patches
 from opteq.objectives.regularisers import AbsoluteNorm, Incay, SquaredNorm
 from opteq.operators.base import settle_norms
+from opteq.operators.checking import check_operator
 from opteq.operators.compose import Compose, DepthwiseSeparableConv2d
 from opteq.operators.conv import Conv2d
 from opteq.operators.dense import Dense
@@ -103,6 +104,7 @@ __all__ = [
     "WeightNormalised",
     "WideOptEq",
     "certify",
+    "check_operator",
     "from_feedforward",
     "keep_freed_memory",
     "native",

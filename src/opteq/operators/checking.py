@@ -1,0 +1,135 @@
+"""A checker for operators of one's own."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from opteq.errors import ConfigError, NonFiniteError, ShapeError
+from opteq.operators.base import LinearOperator
+from opteq.operators.bound import BoundOperator
+from opteq.options import check_kind
+from opteq.results import Described
+from opteq.tensors.lanczos import largest_ritz_pair
+
+# Vectors that products are compared on, and by how much, relative to their size, they may differ in float64.
+_PAIRS, _TOLERANCE = 3, 1e-9
+# Lanczos steps between restarts. The value may still lie below the norm then, but never above it.
+_STEPS, _RESTARTS = 20, 5
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class OperatorReport(Described):
+    """What `check_operator` found of an operator that keeps its promises.
+
+    Attributes:
+        error: the largest relative difference of products that ought to be equal.
+        norm: `‖W‖₂` by power iteration, which comes near it from below.
+        bound: what `norm_bound` says, at least `norm`.
+        quick_bound: what `quick_norm_bound` says, at least `norm`.
+    """
+
+    error: float
+    norm: float
+    bound: float
+    quick_bound: float
+
+
+@torch.enable_grad()
+def check_operator(W: LinearOperator, shape: tuple[int, ...]) -> OperatorReport:
+    """See whether an operator is what it says: its adjoint, its gradient and its bounds, on random vectors.
+
+    In float64, on a copy in eval mode, it compares `⟨W x, y⟩` with `⟨x, Wᵀy⟩`, which agree for all `x` and
+    `y` only if `W` is linear and `Wᵀ` its adjoint; the gradient of `⟨y, W x⟩` towards the weights with
+    automatic differentiation; and both norm bounds with `‖W v‖`, for a unit vector `v` found by power
+    iteration on `WᵀW`. A difference refutes the operator; random vectors that show none do not prove it.
+
+    Args:
+        W: the operator.
+        shape: that of its inputs, without the batch, such as `(channels, height, width)`.
+
+    Raises:
+        ConfigError: saying what does not hold, and by how much.
+        NonFiniteError: if the weights are not finite.
+        ShapeError: if a product has another shape than it should.
+    """
+    check_kind(LinearOperator, "W", W, "an opteq operator, a subclass of LinearOperator")
+    name, domain = type(W).__name__, tuple(shape)
+    attached = copy.deepcopy(W).double().eval().bind(domain)
+    weights = tuple(t.detach().requires_grad_() for t in attached.tensors)
+    if not all(t.isfinite().all() for t in weights):
+        raise NonFiniteError(
+            f"The weights of {name} contain NaN or infinite values; check it before training."
+        )
+    bound = attached.with_tensors(weights)
+    generator = torch.Generator().manual_seed(0)
+    device = weights[0].device if weights else torch.device("cpu")
+
+    def random(*sizes: int) -> Tensor:
+        return torch.randn(sizes, generator=generator, dtype=torch.float64).to(device)
+
+    x, y = random(_PAIRS, *domain), random(_PAIRS, *bound.codomain)
+    image = bound(x)
+    _check_shape(f"`W x` of {name}, after its `codomain`,", image, y)
+    back = bound.adjoint(y)
+    _check_shape(f"`Wᵀ y` of {name}", back, x)
+    error = _adjoint_error(image, x, y, back)
+    if not error <= _TOLERANCE:
+        raise ConfigError(
+            f"`adjoint` of {name} is not the adjoint of what it computes, or that is not linear: ⟨W x, y⟩ and"
+            f" ⟨x, Wᵀy⟩ differ by {error:.1e} of their size; correct one of the two."
+        )
+    gradient_error = _gradient_error(bound, image, x, y)
+    if not gradient_error <= _TOLERANCE:
+        raise ConfigError(
+            f"`weight_gradient` of {name} is not the gradient of ⟨y, W x⟩ towards the weights: it differs by"
+            f" {gradient_error:.1e} from that of automatic differentiation; correct it."
+        )
+    norm = _norm(bound, random(1, *domain))
+    bounds = {key: getattr(bound.detach(), key)().item() for key in ("quick_norm_bound", "norm_bound")}
+    for key, value in bounds.items():
+        if not value >= norm * (1 - _TOLERANCE):
+            raise ConfigError(
+                f"`{key}` of {name} says {value:.6g}, but there is a vector that W makes {norm:.6g} times as"
+                " long; certificates need a bound that is never below the norm."
+            )
+    return OperatorReport(max(error, gradient_error), norm, bounds["norm_bound"], bounds["quick_norm_bound"])
+
+
+def _check_shape(what: str, value: Tensor, expected: Tensor) -> None:
+    if value.shape != expected.shape:
+        raise ShapeError(f"Expected {what} of shape {tuple(expected.shape)}, got {tuple(value.shape)}.")
+
+
+@torch.no_grad()
+def _adjoint_error(image: Tensor, x: Tensor, y: Tensor, back: Tensor) -> float:
+    left, right = ((a * b).flatten(1).sum(1) for a, b in ((image, y), (x, back)))
+    # The products of random vectors may nearly vanish; these are as large as they can be.
+    size = image.flatten(1).norm(dim=1) * y.flatten(1).norm(dim=1)
+    return _largest((left - right).abs(), size)
+
+
+def _gradient_error(bound: BoundOperator, image: Tensor, x: Tensor, y: Tensor) -> float:
+    if not bound.tensors:
+        return 0.0
+    expected = torch.autograd.grad((y * image).sum(), bound.tensors, materialize_grads=True)
+    with torch.no_grad():
+        computed = bound.weight_gradient((x, y))
+        for one, other in zip(computed, expected, strict=True):
+            _check_shape("a gradient of weights", one, other)
+        errors = [_largest((c - e).norm(), e.norm()) for c, e in zip(computed, expected, strict=True)]
+    return max(errors)
+
+
+def _largest(difference: Tensor, size: Tensor) -> float:
+    return (difference / size.clamp(min=torch.finfo(size.dtype).tiny)).max().item()
+
+
+@torch.no_grad()
+def _norm(bound: BoundOperator, start: Tensor) -> float:
+    for _ in range(_RESTARTS):
+        _, start = largest_ritz_pair(lambda v: bound.adjoint(bound(v)), start, _STEPS)
+    return (bound(start).norm() / start.norm()).item()
