@@ -10,11 +10,19 @@ import opteq
 from opteq.configs import read_config
 from opteq.data.images import read_image
 from opteq.data.preprocess import Normalization, Preprocess
+from opteq.errors import ConfigError
 from opteq.models.loading import ModelCard, save_network
 from opteq.models.parts import build, complete
 
 ROOT = Path(__file__).parents[1]
-PAGES = ["CONTRIBUTING.md", "docs/index.md", "docs/coming-from-torchdeq.md", "docs/rivals.md"]
+TASKS = sorted((ROOT / "docs" / "tasks").glob("*.md"))
+PAGES = [
+    "CONTRIBUTING.md",
+    "docs/index.md",
+    "docs/coming-from-torchdeq.md",
+    "docs/guide.md",
+    "docs/rivals.md",
+]
 
 
 def run_examples(page):
@@ -23,16 +31,37 @@ def run_examples(page):
     Blocks in another library's terms are marked `py`.
     """
     names = {"__name__": "example"}
-    text = (ROOT / page).read_text(encoding="utf-8")
-    for block in text.split("```python\n")[1:]:
-        exec(compile(block.partition("```")[0], page, "exec"), names)
+    for block in blocks(page):
+        exec(compile(block, str(page), "exec"), names)
     return names
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_examples_run(page):
+def blocks(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    return [block.partition("```")[0] for block in text.split("```python\n")[1:]]
+
+
+def check_what_is_printed(page, printed):
+    """What a page states behind its calls of `print` is what they print."""
+    # A loop prints its line more than once.
+    printed = [line for line, _ in groupby(printed.splitlines())]
+    text = (ROOT / page).read_text(encoding="utf-8")
+    stated = re.findall(r"^ *print\(.+\)  # (.+)$", text, re.MULTILINE)
+    assert printed[: len(stated)] == stated
+
+
+@pytest.mark.parametrize("page", [*PAGES, *TASKS], ids=lambda page: Path(page).stem)
+def test_examples_run_and_print_what_the_page_says(page, capsys):
     torch.manual_seed(0)
     run_examples(page)
+    check_what_is_printed(page, capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("page", TASKS, ids=lambda page: page.stem)
+def test_a_task_takes_thirty_lines(page):
+    lines = [line for block in blocks(page) for line in block.splitlines() if line.strip()]
+    assert 0 < len(lines) <= 30
+    assert max(map(len, lines)) <= 110
 
 
 def test_the_output_in_the_readme(capsys):
@@ -41,7 +70,7 @@ def test_the_output_in_the_readme(capsys):
     assert capsys.readouterr().out == text.split("```text\n")[2].partition("```")[0]
 
 
-def test_the_guide(tmp_path, monkeypatch, capsys):
+def test_the_page_on_trained_models(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     run, photos = tmp_path / "runs" / "digits", tmp_path / "photos"
@@ -54,25 +83,20 @@ def test_the_guide(tmp_path, monkeypatch, capsys):
     pixels = torch.randint(256, (11, 19, 3), dtype=torch.uint8)
     Image.fromarray(pixels.numpy()).save(photos / "three.png")
 
-    names = run_examples("docs/guide.md")
-    # A loop prints its line more than once; the last line names a prediction and is not stated.
-    printed = [line for line, _ in groupby(capsys.readouterr().out.splitlines())]
-    text = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
-    stated = re.findall(r"^ *print\(.+\)  # (.+)$", text, re.MULTILINE)
-    assert printed[:-1] == stated
+    names = run_examples("docs/training.md")
+    check_what_is_printed("docs/training.md", capsys.readouterr().out)
     # What one writes oneself reads an image as the command does, but for rounding to a grey level.
     pixels = read_image(photos / "three.png", 1, 8)
     expected, _ = Preprocess(Normalization(card.mean, card.std))((pixels[None], None))
     torch.testing.assert_close(names["batch"], expected, rtol=0, atol=1.01 / 255 / card.std[0])
-    assert (names["radius"] > 0).all()
 
 
-def test_the_configuration_in_the_guide(tmp_path, monkeypatch):
+def test_the_recipe_is_built_with_the_solver_of_its_page(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    guide = (ROOT / "docs/guide.md").read_text(encoding="utf-8")
-    text = guide.split("```yaml\n")[1].partition("```")[0]
-    (tmp_path / "my.yaml").write_text(text.replace("mine.", "mine_of_the_guide."))
-    (tmp_path / "mine_of_the_guide.py").write_text("from opteq import Picard\nclass Halpern(Picard): pass\n")
+    text = (ROOT / "docs/tasks/recipe.md").read_text(encoding="utf-8")
+    text = text.split("```yaml\n")[1].partition("```")[0]
+    (tmp_path / "my.yaml").write_text(text.replace("mine.", "mine_of_the_pages."))
+    (tmp_path / "mine_of_the_pages.py").write_text(blocks("docs/tasks/solver.md")[0])
     network = read_config(str(tmp_path / "my.yaml"))["model"]["network"]
     complete(network, in_channels=3, classes=10)
     network = build(network, trust=True)
@@ -80,9 +104,68 @@ def test_the_configuration_in_the_guide(tmp_path, monkeypatch):
     assert network(torch.rand(2, 3, 16, 16)).shape == (2, 10)
 
 
-def test_the_solver_of_the_recipe_finds_the_equilibrium():
+def test_the_body_of_its_page_is_built_by_name(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "mine_network.py").write_text(blocks("docs/tasks/network.md")[0])
+    network = read_config("cifar10-small")["model"]["network"]
+    network["init_args"]["body"] = {"class_path": "mine_network.SkipUnit", "init_args": {"hidden": 64}}
+    complete(network, in_channels=3, classes=10)
+    network = build(network, trust=True)
+    assert type(network.body).__name__ == "SkipUnit"
+    assert network(torch.rand(2, 3, 16, 16)).shape == (2, 10)
+
+
+def test_the_layer_of_its_page_is_solved_and_certified():
     torch.manual_seed(0)
-    solver = run_examples("CONTRIBUTING.md")["Halpern"]
+    layer = opteq.EquilibriumLayer(
+        run_examples("docs/tasks/layer.md")["TanhMap"](4, 6), opteq.Anderson(tol=1e-5)
+    )
+    x = torch.randn(8, 4)
+    z, (weight,) = layer(x), layer.bind(x).W.tensors
+    torch.testing.assert_close(z, torch.tanh(z @ weight.mT + layer.map.U(x)), rtol=1e-4, atol=1e-5)
+    certificate = opteq.certify(layer, x)
+    assert certificate.distance.kind == "bound"
+    assert (certificate.distance.value >= certificate.distance_to_reference.value).all()
+    assert (certificate.contraction.value <= 0.9 * (1 + 1e-6)).all()
+
+
+def test_the_operator_of_its_page_is_a_circular_convolution_with_a_sharp_bound():
+    torch.manual_seed(0)
+    names = run_examples("docs/tasks/operator.md")
+    operator = names["Circular"](2).double()
+    x = torch.randn(1, 2, 5, 6, dtype=torch.float64)
+    padded = torch.nn.functional.pad(x, (2, 0, 2, 0), mode="circular")
+    kernel = operator.weight.flip(1, 2).unsqueeze(1)  # a convolution, where torch has a correlation
+    torch.testing.assert_close(operator(x), torch.nn.functional.conv2d(padded, kernel, groups=2))
+    report = names["report"]
+    assert report.norm <= report.quick_bound <= report.norm * (1 + 1e-6)
+    # Its page shows what is said if the conjugate is forgotten.
+    wrong = blocks("docs/tasks/operator.md")[0].replace(".conj() * rfft2(y), self", " * rfft2(y), self")
+    with pytest.raises(ConfigError) as error:
+        exec(compile(wrong, "wrong", "exec"), {"__name__": "example"})
+    page = (ROOT / "docs/tasks/operator.md").read_text(encoding="utf-8")
+    stated = page.partition("> ")[2].partition("\n")[0].replace("`", "")
+    number = r"\d\.\de[-+]\d\d"
+    assert re.sub(number, "#", str(error.value).replace("`", "")) == re.sub(number, "#", stated)
+
+
+def test_the_regulariser_of_its_page_has_true_derivatives():
+    torch.manual_seed(0)
+    roughness = run_examples("docs/tasks/objective.md")["Roughness"]()
+    z = torch.randn(3, 2, 4, 5, dtype=torch.float64, requires_grad=True)
+    (gradient,) = torch.autograd.grad(roughness.value(z).sum(), z)
+    torch.testing.assert_close(roughness.gradient(z), gradient)
+    one = torch.zeros(1, 1, 6, 7, dtype=torch.float64)
+    hessian = torch.func.jacrev(roughness.gradient)(one).reshape(42, 42)
+    values = torch.linalg.eigvalsh(hessian)
+    low, high = roughness.curvature
+    assert low - 1e-12 <= values[0]
+    assert values[-1] <= high
+
+
+def test_the_solver_of_its_page_finds_the_equilibrium():
+    torch.manual_seed(0)
+    solver = run_examples("docs/tasks/solver.md")["Halpern"]
     layer = opteq.EquilibriumLayer(opteq.OptEqUnit(opteq.Dense(6, 8), opteq.Dense(4, 8)).double())
     x = torch.randn(3, 4, dtype=torch.float64)
     layer.solver = opteq.Anderson(tol=1e-12)
