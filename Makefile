@@ -46,8 +46,9 @@ bench: .venv/bench.stamp ## the measurements of benchmarks/
 chart: .venv/dev.stamp ## the chart of the README, from benchmarks/results/table.json
 	$(BIN)/python -m benchmarks.chart
 
-docs: .venv/docs.stamp ## build the documentation into site/
+docs: .venv/docs.stamp ## build the documentation into site/, which works without a network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	$(BIN)/python tools/offline.py
 
 clean: ## remove the environment and everything that tools leave behind
 	rm -rf .venv build dist site .hypothesis .import_linter_cache .pytest_cache .ruff_cache

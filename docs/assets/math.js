@@ -5,6 +5,6 @@ for (const element of document.querySelectorAll(".arithmatex")) {
   katex.render(source.slice(2, -2), element, { displayMode, throwOnError: false });
   // Nothing is cut on a phone: a formula wider than the page is made smaller.
   if (displayMode && element.scrollWidth > element.clientWidth) {
-    element.style.fontSize = `${Math.max(0.6, (0.95 * element.clientWidth) / element.scrollWidth)}em`;
+    element.style.fontSize = `${Math.max(0.6, (0.9 * element.clientWidth) / element.scrollWidth)}em`;
   }
 }
