@@ -1,3 +1,4 @@
+import pkgutil
 import re
 from itertools import groupby
 from pathlib import Path
@@ -19,10 +20,13 @@ TASKS = sorted((ROOT / "docs" / "tasks").glob("*.md"))
 PAGES = [
     "CONTRIBUTING.md",
     "docs/index.md",
+    "docs/coming-from-mdeq.md",
     "docs/coming-from-torchdeq.md",
     "docs/guide.md",
     "docs/rivals.md",
 ]
+# mkdocs looks at the links of the pages of the site.
+OUTSIDE = ["README.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/DIARY.md"]
 
 
 def run_examples(page):
@@ -43,10 +47,10 @@ def blocks(page):
 
 def check_what_is_printed(page, printed):
     """What a page states behind its calls of `print` is what they print."""
-    # A loop prints its line more than once.
-    printed = [line for line, _ in groupby(printed.splitlines())]
     text = (ROOT / page).read_text(encoding="utf-8")
     stated = re.findall(r"^ *print\(.+\)  # (.+)$", text, re.MULTILINE)
+    # A loop prints its line more than once.
+    printed, stated = ([line for line, _ in groupby(lines)] for lines in (printed.splitlines(), stated))
     assert printed[: len(stated)] == stated
 
 
@@ -62,6 +66,28 @@ def test_a_task_takes_thirty_lines(page):
     lines = [line for block in blocks(page) for line in block.splitlines() if line.strip()]
     assert 0 < len(lines) <= 30
     assert max(map(len, lines)) <= 110
+
+
+@pytest.mark.parametrize("page", OUTSIDE)
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = [t.partition("#")[0] for t in re.findall(r"\]\(([^)\s]+)\)", text) if "://" not in t]
+    missing = [t for t in targets if not (ROOT / page).parent.joinpath(t).exists()]
+    assert targets
+    assert not missing
+
+
+def test_the_table_from_theory_to_code_is_whole_and_true():
+    theory, table = (
+        (ROOT / "docs" / f"{name}.md").read_text("utf-8") for name in ("theory", "theory-to-code")
+    )
+    rows = re.findall(r"^### (R\d\.\d) (.+)$", theory, re.MULTILINE)
+    assert re.findall(r"^\| \[(R\d\.\d)\]\S+ (.+?) \|", table, re.MULTILINE) == rows
+    for path in re.findall(r"`(opteq(?:\.\w+)+)`", table):
+        pkgutil.resolve_name(path)
+    code = re.findall(r"`([A-Z]\w+)\b[^`]*`", table)
+    assert code
+    assert not {name for name in code if not hasattr(opteq, name)} - {"ImageClassifier"}
 
 
 def test_the_output_in_the_readme(capsys):
