@@ -42,3 +42,25 @@ print("solved")
 def test_the_core_needs_torch_alone():
     result = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (0, "solved\n"), result.stderr
+
+
+NAMES = """
+import sys
+import opteq
+
+assert "torch" not in sys.modules
+assert opteq.__version__
+from opteq import *
+
+assert OptEqUnit is opteq.OptEqUnit is sys.modules["opteq.maps.optequnit"].OptEqUnit
+assert native is opteq.native
+assert opteq.solvers.picard.Picard is Picard
+assert {"OptEqUnit", "load", "__version__"} <= set(dir(opteq))
+assert not hasattr(opteq, "nothing") and not hasattr(opteq, "__wrapped__")
+assert opteq.load.__module__ == "opteq.models.loading"
+"""
+
+
+def test_names_come_at_their_first_use():
+    result = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr

@@ -247,17 +247,20 @@ def _reproduce(options: list[str]) -> None:
     parser.add_argument("--output", type=Path, help="folder of runs and table; reproduced/SCALE/TABLE")
     chosen, of_fit = parser.parse_known_args(options)
 
-    from opteq.experiments.output import listing, write_results
-    from opteq.experiments.reproduce import reproduce
-    from opteq.experiments.smoke import smoke
-
     if chosen.list or chosen.table is None:
+        from opteq.experiments.finished import listing
+
         if of_fit:
             raise ConfigError(
                 f"Name the table that {' '.join(of_fit)} is for; opteq reproduce --list shows them."
             )
         _print_entries(listing(Path("reproduced")))
         return
+
+    from opteq.experiments.output import write_results
+    from opteq.experiments.reproduce import reproduce
+    from opteq.experiments.smoke import smoke
+
     table = read_table(chosen.table, chosen.scale)
     output = chosen.output or Path("reproduced") / chosen.scale / table.name
     if chosen.scale == "smoke":
@@ -267,9 +270,6 @@ def _reproduce(options: list[str]) -> None:
 
 
 def _train_or_evaluate(command: str, options: list[str]) -> None:
-    from opteq.training.command import run_command
-    from opteq.training.runs import CONFIG, checkpoint_options
-
     if options and not options[0].startswith("-"):
         if command == "fit":
             raise ConfigError(f"Expected options after opteq fit; did you mean --config {options[0]}?")
@@ -277,8 +277,16 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
         parser.add_argument("run", type=Path)
         _add_trust(parser)
         chosen, options = parser.parse_known_args(options)
+
+        from opteq.training.runs import checkpoint_options
+
         options = [*checkpoint_options(chosen.run, chosen.trust == "true"), *options]
     options, config = _find_configs(options)
+
+    # Only now: it takes seconds, before which a wrong name is told of.
+    from opteq.training.command import run_command
+    from opteq.training.runs import CONFIG
+
     # The configuration in the folder of a run is named after the folder.
     name = config.resolve().parent.name if config.name == CONFIG else config.stem
     options = ["--help" if option == "--help-all" else option for option in options]

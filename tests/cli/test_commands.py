@@ -424,10 +424,14 @@ class TestHelp:
     def test_version(self, opteq):
         assert opteq("--version").out == "opteq 0.1.0\n"
 
-    def test_help_and_presets_load_no_training_code(self):
+    @pytest.mark.parametrize(
+        "arguments",
+        [[], ["--help"], ["--version"], ["presets"], ["reproduce", "--list"], ["fit", "--config", "digitz"]],
+    )
+    def test_what_needs_no_torch_does_not_wait_for_it(self, arguments):
         code = (
-            "import sys; from opteq.cli import main; main(['--help']); main(['presets']); "
-            "print([m for m in ('lightning', 'jsonargparse', 'torchvision') if m in sys.modules])"
+            f"import sys; from opteq.cli import main; main({arguments}); "
+            "print([m for m in ('torch', 'lightning', 'jsonargparse', 'numpy') if m in sys.modules])"
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert result.stdout.splitlines()[-1] == "[]"

@@ -27,6 +27,36 @@ def test_a_start_in_an_invariant_space_and_the_zero_operator():
     assert torch.isfinite(vector).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_restarts_settle_the_vector_where_eigenvalues_crowd(dtype):
+    # As those of a convolution on large images do: five within 1e-3 of the largest, the others further off.
+    spectrum = torch.linspace(0.95, 0, 300, dtype=torch.float64)
+    spectrum[:5] = torch.tensor([1, 1 - 2e-4, 1 - 4e-4, 1 - 6e-4, 1 - 8e-4])
+    rotation = torch.linalg.qr(torch.randn(300, 300, generator=torch.Generator().manual_seed(0)).double())[0]
+    matrix, products = ((rotation * spectrum) @ rotation.mT).to(dtype), 0
+
+    def product(v):
+        nonlocal products
+        products += 1
+        return matrix @ v
+
+    tol = 100 * torch.finfo(dtype).eps
+    value, vector = largest_ritz_pair(product, torch.ones(300, dtype=dtype), 20, tol, 50)
+    residual = matrix.double() @ vector.double() - value * vector.double()
+    assert residual.norm() <= 1.5 * tol
+    assert value == pytest.approx(1, abs=10 * torch.finfo(dtype).eps)
+    assert (vector.double() @ rotation[:, 0]).abs() == pytest.approx(1, abs=(tol / 2e-4) ** 2 + 1e-6)
+    assert products < 200  # from the best Ritz vector alone it takes 924 in float64
+
+
+def test_as_many_restarts_as_are_allowed():
+    matrix, products = torch.linspace(0.9, 1, 300, dtype=torch.float64).diag(), []
+    start = torch.ones(300, dtype=torch.float64)
+    value, _ = largest_ritz_pair(lambda v: products.append(v) or matrix @ v, start, 20, 1e-15, 3)
+    assert len(products) == 20 + 3 * 12
+    assert 0.99 < value < 1
+
+
 @pytest.mark.parametrize(
     ("spectrum", "looseness"),
     [

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from opteq.experiments.comparison import column, markdown, values
-from opteq.experiments.reproduce import scores_in
-from opteq.experiments.tables import Table, read_table, scales_of, table_names, trainings
+from opteq.experiments.finished import scores_in
+from opteq.experiments.tables import Table
 from opteq.plots.ablation import draw_ablation
 from opteq.plots.points import draw_rows
 from opteq.plots.style import to_svg
@@ -44,17 +44,3 @@ def write_results(table: Table, output: Path, options: Sequence[str]) -> Path:
     path = output / "table.md"
     write_file(path, markdown(table, scores, options).encode())
     return path
-
-
-def listing(folder: Path) -> list[tuple[str, str, str]]:
-    """Name, title, and what `folder` has of every packaged table, at each of its scales."""
-    return [(name, *_state(name, folder)) for name in table_names()]
-
-
-def _state(name: str, folder: Path) -> tuple[str, str]:
-    tables = [read_table(name, scale) for scale in scales_of(name) if scale != "smoke"]
-    states = []
-    for table in tables:
-        finished = sum(map(len, scores_in(table, folder / table.scale / name).values()))
-        states.append(f"{table.scale} {finished} of {len(trainings(table))} trainings")
-    return f"{tables[0].source}: {tables[0].title}", "; ".join(states)

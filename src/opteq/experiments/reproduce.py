@@ -13,6 +13,7 @@ from torch import nn
 from opteq.configs import read_yaml
 from opteq.data.base import ImageDataModule
 from opteq.errors import ConfigError
+from opteq.experiments.finished import SCORES
 from opteq.experiments.tables import Row, Table, run_name, trainings
 from opteq.models.loading import load
 from opteq.models.parts import build
@@ -23,7 +24,6 @@ from opteq.training.command import run_command
 from opteq.training.runs import CHECKPOINTS, CONFIG, write_config
 from opteq.training.summary import SUMMARY
 
-SCORES = "scores.json"
 PLAN = "plan.json"
 
 Measure = Callable[[nn.Module, ImageDataModule], Mapping[str, float]]
@@ -64,16 +64,6 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
             write_json(folder / SCORES, scores)
             score = f"{table.compare} {scores[table.compare]:.4g}"
             report(f"[{number}/{len(todo)}] {row.name}, seed {seed}: {score}")
-
-
-def scores_in(table: Table, output: Path) -> dict[str, dict[int, dict[str, Any]]]:
-    """The scores of every finished run, by row and seed."""
-    found: dict[str, dict[int, dict[str, Any]]] = {row.name: {} for row in table.rows}
-    for row, seed in trainings(table):
-        path = output / run_name(row, seed) / SCORES
-        if path.is_file():
-            found[row.name][seed] = read_json(path)
-    return found
 
 
 def _train(table: Table, row: Row, seed: int, output: Path, options: Sequence[str]) -> None:

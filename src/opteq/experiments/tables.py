@@ -132,8 +132,13 @@ def table_names() -> list[str]:
 
 def scales_of(name_or_file: str) -> list[str]:
     """The scales at which a table can be trained, from the smallest."""
-    _, content = _read(name_or_file)
-    return [scale for scale in SCALES if scale == "smoke" or scale in _scales(content)]
+    return _scales_in(_read(name_or_file)[1])
+
+
+def read_scales(name_or_file: str) -> list[Table]:
+    """Read a table at each of its scales, from the smallest, as `read_table` does; not at `smoke`."""
+    path, content = _read(name_or_file)
+    return [_table(path, content, scale) for scale in _scales_in(content) if scale != "smoke"]
 
 
 def read_table(name_or_file: str, scale: str = "small") -> Table:
@@ -152,9 +157,13 @@ def read_table(name_or_file: str, scale: str = "small") -> Table:
     """
     check_choice("scale", scale, SCALES)
     path, content = _read(name_or_file)
+    return _table(path, content, scale)
+
+
+def _table(path: Path, content: Mapping[str, Any], scale: str) -> Table:
     scales, read_as = _scales(content), "small" if scale == "smoke" else scale
     if read_as not in scales:
-        raise ConfigError(f"{path} has no scale {scale}; it has {', '.join(scales_of(name_or_file))}.")
+        raise ConfigError(f"{path} has no scale {scale}; it has {', '.join(_scales_in(content))}.")
     own = scales[read_as]
     fields = {**content, **own}
     shared = overlaid(content.get("config", {}), own.get("config", {}))
@@ -205,6 +214,10 @@ def _read(name_or_file: str) -> tuple[Path, Mapping[str, Any]]:
 
 def _scales(content: Mapping[str, Any]) -> Mapping[str, Any]:
     return content.get("scales", {"small": {}})
+
+
+def _scales_in(content: Mapping[str, Any]) -> list[str]:
+    return [scale for scale in SCALES if scale == "smoke" or scale in _scales(content)]
 
 
 def _row(

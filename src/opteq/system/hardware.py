@@ -5,6 +5,9 @@ from pathlib import Path
 
 import torch
 
+PACKAGES = ("opteq", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse")
+"""What a result depends on, by the names under which versions are known."""
+
 
 def hardware() -> dict[str, str]:
     """Processor, the cores that PyTorch uses, and the accelerator if there is one."""

@@ -14,45 +14,67 @@ from opteq.errors import NonFiniteError
 # that crowd there; and by what its bound may exceed it then.
 _MATRIX_STEPS = 100
 _SLACKS = (1e-9, 1e-6, 1e-3)
+# Ritz vectors that a restart keeps, and products from one look at the residual to the next.
+_KEPT, _LOOK = 8, 5
 
 
-def largest_ritz_pair(product: Callable[[Tensor], Tensor], start: Tensor, steps: int) -> tuple[float, Tensor]:
+def largest_ritz_pair(
+    product: Callable[[Tensor], Tensor], start: Tensor, steps: int, tol: float = 0.0, restarts: int = 0
+) -> tuple[float, Tensor]:
     """Largest Ritz value of a symmetric operator on a Krylov space, and its unit vector (Lanczos 1950).
 
-    The value is the largest Rayleigh quotient on `span(v, A v, …, A^{steps-1} v)`, hence never above the
-    largest eigenvalue, to rounding, and far nearer to it than as many steps of power iteration come.
+    Without restarts the value is the largest Rayleigh quotient on `span(v, A v, …, A^{steps-1} v)`. It is
+    never above the largest eigenvalue, to rounding, and far nearer to it than as many steps of power
+    iteration come. A restart goes on from the best Ritz vectors (Wu and Simon 2000, Thick-Restart Lanczos):
+    where eigenvalues crowd that takes a tenth of the products of restarts from the very best one alone.
 
     Args:
         product: `v ↦ A v`, `A` positive semidefinite, on tensors of the shape of `start`.
         start: `v`, not zero.
-        steps: most products.
+        steps: most vectors that are kept, and most products before a restart.
+        tol: the end is where `‖A v - θ v‖ ≤ tol θ`.
+        restarts: most restarts.
 
     Raises:
         NonFiniteError: if the products are not finite.
     """
-    basis, images = [], []
-    direction = start.flatten()
-    for _ in range(min(steps, start.numel())):
+    steps = min(steps, start.numel())
+    basis = start.new_empty(steps, start.numel())
+    projected = torch.zeros(steps, steps, dtype=torch.float64, device=start.device)
+    direction, length, size = start.flatten(), start.norm(), 0
+    while True:
+        basis[size] = direction / length
+        image = product(basis[size].view_as(start)).flatten()
+        size += 1
+        known = basis[:size]
+        row = known @ image
+        projected[size - 1, :size] = projected[:size, size - 1] = row.double()
+        direction = image - row @ known
+        direction = direction - (known @ direction) @ known
         length = direction.norm()
         # What is left after orthogonalisation is rounding once the space is exhausted.
-        if basis and length <= 10 * torch.finfo(start.dtype).eps * images[-1].norm():
-            break
-        basis.append(direction / length)
-        images.append(product(basis[-1].view_as(start)).flatten())
-        known = torch.stack(basis)
-        direction = images[-1]
-        for _ in range(2):
-            direction = direction - (known @ direction) @ known
-    known = torch.stack(basis)
-    projected = (known @ torch.stack(images).mT).double()
+        exhausted = bool(length <= 10 * torch.finfo(start.dtype).eps * image.norm())
+        if not (exhausted or size == steps or (tol and size % _LOOK == 0)):
+            continue
+        values, vectors = _spectrum(projected[:size, :size])
+        settled = bool(length * vectors[-1, -1].abs() <= tol * values[-1])
+        if exhausted or settled or (size == steps and not restarts):
+            vector = vectors[:, -1].to(known.dtype) @ known
+            return values[-1].item(), (vector / vector.norm()).view_as(start)
+        if size == steps:
+            restarts, size = restarts - 1, min(_KEPT, steps - 1)
+            basis[:size] = vectors[:, steps - size :].mT.to(known.dtype) @ known
+            projected[:size, :size] = values[steps - size :].diag()
+
+
+def _spectrum(projected: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and eigenvectors of the operator on the space."""
     if not bool(projected.isfinite().all()):
         raise NonFiniteError(
             "The norm of an operator is not finite: its weights are NaN, infinite or near overflow, as when a"
             " training diverges; lower the learning rate or go back to an earlier checkpoint."
         )
-    values, vectors = torch.linalg.eigh((projected + projected.mT) / 2)
-    vector = vectors[:, -1].to(known.dtype) @ known
-    return values[-1].item(), (vector / vector.norm()).view_as(start)
+    return torch.linalg.eigh(projected)
 
 
 def largest_eigenvalue_bound(matrix: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from opteq import native
-from opteq.training.summary import PACKAGES
+from opteq.system.hardware import PACKAGES
 
 OPTIONAL = ("timm", "onnxruntime")
 

@@ -8,7 +8,7 @@ from typing import cast
 
 from jsonargparse import ArgumentParser
 
-import opteq
+from opteq import api
 from opteq.errors import ConfigError, OpteqError
 
 # Lines that say how the parser went about it, not what is wrong with the value.
@@ -133,5 +133,5 @@ def _complaint(report: str) -> str:
 
 def _no_class(found: re.Match[str]) -> str:
     name = found[1].rstrip(".")
-    close = get_close_matches(name, opteq.__all__)
+    close = get_close_matches(name, api.__all__)
     return f"there is no class {name}" + (f"; did you mean {' or '.join(close)}?" if close else "")

@@ -19,12 +19,11 @@ from opteq.data.facts import Facts
 from opteq.evaluation.scores import class_scores
 from opteq.layer import EquilibriumLayer
 from opteq.system.files import write_json
-from opteq.system.hardware import hardware
+from opteq.system.hardware import PACKAGES, hardware
 from opteq.training.taskscores import SCORES
 
 SUMMARY = "summary.json"
 VERSIONS = "versions.json"
-PACKAGES = ("opteq", "torch", "torchvision", "lightning", "torchmetrics", "jsonargparse")
 
 
 def write_versions(folder: Path) -> None:
