@@ -192,7 +192,7 @@ class SolveCounts:
     unconverged: int = 0
     residual_max: float = 0.0
     evaluations: int = 0
-    residuals: list[float] = field(default_factory=list)
+    residuals: list[float] = field(default_factory=list, repr=False)
     tol: float | None = None
 
     @property

@@ -60,7 +60,8 @@ def plot_log(axes: Axes | None, log: SolveLog) -> Axes:
     ):
         if not counts.residuals:
             continue
-        axes.plot(range(1, len(counts.residuals) + 1), counts.residuals, "o-", color=colour, label=name)
+        solves = range(1, len(counts.residuals) + 1)
+        axes.plot(solves, counts.residuals, "o-", color=colour, markersize=3, linewidth=1, label=name)
         shown += counts.residuals
         if counts.tol is not None:
             axes.axhline(counts.tol, color=colour, linestyle=dashes, label=f"{name} tolerance")
