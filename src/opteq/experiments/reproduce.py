@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
     """
     measures = [_find(path) for path in table.measure]
     output.mkdir(parents=True, exist_ok=True)
-    with exclusive(output):
+    with exclusive(output), _going_on():
         _keep_plan(table, output, options)
         todo = trainings(table)
         missing = [run for run in todo if not (output / run_name(*run) / SCORES).is_file()]
@@ -67,6 +68,17 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
             pace.advance()
             left = f"; about {duration(pace.left)} left" if pace.left else ""
             report(f"[{todo.index((row, seed)) + 1}/{len(todo)}] {row.name}, seed {seed}: {score}{left}")
+
+
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """Let an interrupt say how the table goes on, in place of how the run that it met does."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "Interrupted; finished runs are kept, and the same command goes on."
+        ) from None
 
 
 def scores_in(table: Table, output: Path) -> dict[str, dict[int, dict[str, Any]]]:
