@@ -5,7 +5,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check
 
-.PHONY: help demo test lint types imports unit spec mutants device bench chart docs clean
+.PHONY: help demo test lint types imports unit spec mutants device clients bench chart docs clean
 .SECONDARY:
 
 help: ## list the targets
@@ -40,6 +40,9 @@ mutants: .venv/dev.stamp .venv/mutants.stamp ## faults that tests fail to notice
 device: .venv/dev.stamp ## tests, certificates and a measurement on a GPU, in six minutes
 	$(BIN)/python -m tools.device_check
 
+clients: .venv/clients.stamp ## libraries of others on equilibrium layers, in two minutes
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest clients
+
 bench: .venv/bench.stamp ## the measurements of benchmarks/
 	$(BIN)/python -m benchmarks
 
@@ -54,7 +57,7 @@ clean: ## remove the environment and everything that tools leave behind
 	rm -rf .venv build dist site .hypothesis .import_linter_cache .pytest_cache .ruff_cache
 
 # torchvision decides which torch is installed, so it goes first.
-.venv/dev.stamp .venv/bench.stamp .venv/docs.stamp .venv/mutants.stamp: .venv/train.stamp
+.venv/dev.stamp .venv/bench.stamp .venv/clients.stamp .venv/docs.stamp .venv/mutants.stamp: .venv/train.stamp
 
 .venv/%.stamp: pyproject.toml | $(BIN)/pip
 	$(PIP) --editable '.[$*]'

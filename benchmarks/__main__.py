@@ -17,6 +17,9 @@ from benchmarks.table import measure_cell
 from benchmarks.targets import verdicts
 from opteq.errors import OpteqError
 from opteq.system.memory import keep_freed_memory
+from opteq.system.progress import Pace
+
+INTERRUPTED = 130
 
 
 def main(arguments: list[str]) -> None:
@@ -33,6 +36,9 @@ def main(arguments: list[str]) -> None:
         options.run(options)
     except OpteqError as error:
         sys.exit(str(error))
+    except KeyboardInterrupt:
+        print("Interrupted; nothing was written. The same command starts again.", file=sys.stderr)
+        sys.exit(INTERRUPTED)
 
 
 def run_table(options: argparse.Namespace) -> None:
@@ -40,10 +46,11 @@ def run_table(options: argparse.Namespace) -> None:
     cells = [CELLS[name] for name in options.cells]
     if options.quick:
         cells = [cell.shrunk() for cell in cells]
-    results = []
+    results, pace = [], Pace(len(cells))
     for cell in cells:
-        _tell(cell.name)
+        _tell(cell.name, pace)
         results.append(measure_cell(cell, options.device, options.runs))
+        pace.advance()
     judged = verdicts(results)
     warning = "\n**Shrunken cells: the numbers mean nothing.**\n" if options.quick else ""
     body = [
@@ -60,11 +67,12 @@ def run_curves(options: argparse.Namespace) -> None:
     from benchmarks import curves
 
     deadline = Deadline(options.seconds)
-    measured = {}
+    measured, pace = {}, Pace(len(options.axes))
     for axis in options.axes:
-        _tell(axis)
+        _tell(axis, pace)
         if points := curves.measure_curve(axis, options.device, options.runs, deadline):
             measured[axis] = points
+        pace.advance()
     judged = curves.verdicts(measured)
     missing = [axis for axis in options.axes if len(measured.get(axis, ())) < len(CURVES[axis])]
     cut = f"\nThe time limit cut short: {', '.join(missing)}.\n" if missing else ""
@@ -139,8 +147,8 @@ def _device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def _tell(name: str) -> None:
-    print(f"measuring {name} …", file=sys.stderr)
+def _tell(name: str, pace: Pace) -> None:
+    print(f"measuring {name} … ({pace})", file=sys.stderr, flush=True)
 
 
 def _write(options: argparse.Namespace, name: str, title: str, body: list[str], data: dict) -> None:

@@ -13,6 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import opteq
+from opteq.system.progress import follow
 
 
 def load() -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,7 +29,7 @@ def train(images: torch.Tensor, labels: torch.Tensor, epochs: int) -> nn.Sequent
     layer = opteq.EquilibriumLayer(unit, opteq.Anderson(tol=1e-3))
     model = nn.Sequential(nn.Flatten(), layer, nn.Linear(48, 10))
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.3)
-    for _ in range(epochs):
+    for _ in follow(range(epochs), "Training"):
         for rows in torch.randperm(len(images)).split(100):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images[rows]), labels[rows]).backward()

@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 
 import opteq
 from opteq.solvers.base import Solver, solve_fixed_point
+from opteq.system.progress import follow
 
 CHANNELS, HIDDEN, SIZE, NORM = 32, (64, 64, 64), 8, 0.9
 WEIGHTS = (0.001, 0.005, 0.01, 0.02, 0.05)
@@ -48,7 +49,7 @@ def main(path: str = "coupling_strength.png", steps: int = 60) -> dict[float, tu
     figure = Figure(figsize=(8.4, 3.4), layout="constrained")
     axes = figure.subplots(1, 2, sharey=True)
     reached = {}
-    for number, weight in enumerate(WEIGHTS):
+    for number, weight in enumerate(follow(WEIGHTS, "Weights")):
         bound = NORM**2 * opteq.HeritageDiversity(weight).gain(CHANNELS)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*is not below 1")  # the dashed lines

@@ -15,6 +15,7 @@ import torch
 
 import opteq
 from opteq.solvers.base import solve_fixed_point
+from opteq.system.progress import follow
 
 CHANNELS, HIDDEN, SIZE, WEIGHT = 32, (64, 128, 128), 8, 0.01
 
@@ -56,7 +57,7 @@ def main(taus: tuple[float, ...] = (0.0, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)) -> dict[
     x = torch.randn(4, CHANNELS, SIZE, SIZE, generator=generator, dtype=torch.float64).relu()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="With tau=0")  # that is what the first row is about
-        rows = {tau: measure(tau, x) for tau in taus}
+        rows = {tau: measure(tau, x) for tau in follow(taus, "Widths")}
     best = min(objective for *_, objective in rows.values())
     print("     τ   evaluations to 1e-4, 1e-10   residual        D   excess of the objective")
     for tau, (coarse, fine, floor, diversity, objective) in rows.items():

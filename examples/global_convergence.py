@@ -16,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 
 import opteq
+from opteq.system.progress import follow
 
 SAMPLES, INPUTS, OUTPUTS, UNITS = 10, 32, 2, 3
 
@@ -41,7 +42,7 @@ def train(state: int, hidden: int, steps: int) -> tuple[torch.Tensor, torch.Tens
     model = build(state, hidden)
     optimizer = torch.optim.SGD(model.parameters(), lr=2e-3)
     losses, norms = [], []
-    for _ in range(steps):
+    for _ in follow(range(steps), "Training"):
         loss = (model(x) - y).square().sum() / (2 * SAMPLES)
         losses.append(loss.item())
         norms.append([torch.linalg.matrix_norm(unit.W.weight.detach(), 2) for unit in model[0].map.units])

@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import opteq
+from opteq.system.progress import follow
 
 
 class Student(nn.Module):
@@ -38,7 +39,7 @@ def train(images: Tensor, labels: Tensor, epochs: int) -> nn.Sequential:
     head = [nn.BatchNorm2d(24), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3), nn.Linear(384, 10)]
     model = nn.Sequential(layer, *head)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3, weight_decay=0.05)
-    for _ in range(epochs):
+    for _ in follow(range(epochs), "Training"):
         for rows in torch.randperm(len(images)).split(64):
             optimizer.zero_grad()
             nn.functional.cross_entropy(model(images[rows]), labels[rows]).backward()

@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"opteq: {lack}; lower --data.batch_size or the sizes of the network.", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt as interrupt:
-        print(f"opteq: {str(interrupt) or 'Interrupted.'}", file=sys.stderr)
+        print(f"opteq: {str(interrupt) or 'Interrupted; the same command starts again.'}", file=sys.stderr)
         return INTERRUPTED
     return 0
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -17,12 +18,16 @@ from opteq.errors import ConfigError, ConvergenceError, NonFiniteError, ShapeErr
 from opteq.gradients.base import AdjointMethod, DirectMethod, GradientMethod, attach
 from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap, expect_map
+from opteq.notebook import html_table, pictures
 from opteq.options import check_choice, check_flag, check_kind
 from opteq.results import Solution, SolveInfo, State, Trace, map_state
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point, tolerance_knob
 from opteq.solvers.space import relative_change
 from opteq.tensors.tracing import refuse_samples, refuse_tangents, refuse_tracing, tracing, untraced
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 _CURES = {
     "forward": "Raise `max_steps`, loosen `tol`, or lower the norm of the operators.",
@@ -100,7 +105,7 @@ class EquilibriumLayer(nn.Module):
         check_flag("trace", trace)
         equation, state, info = self._equilibrium(x)
         steps = self.solver.max_steps if self.solver else info.evaluations
-        record = trace_iteration(equation, steps) if trace else None
+        record = trace_iteration(equation, steps, info.tol) if trace else None
         return Solution(equation.readout(state), info, state, record)
 
     def bind(self, x: State, error: float = 0.0) -> Equation:
@@ -151,8 +156,11 @@ class EquilibriumLayer(nn.Module):
 
 
 @torch.no_grad()
-def trace_iteration(equation: Equation, steps: int) -> Trace:
-    """Residual and hidden objective of `steps` plain iterations from the initial state."""
+def trace_iteration(equation: Equation, steps: int, tol: float | None = None) -> Trace:
+    """Residual and hidden objective of `steps` plain iterations from the initial state.
+
+    `tol` is the tolerance to note down.
+    """
     equation = equation.detach()
     z = equation.initial()
     residuals, energies = [], []
@@ -162,7 +170,7 @@ def trace_iteration(equation: Equation, steps: int) -> Trace:
         if equation.objective is not None:
             energies.append(equation.objective(z))
         z = following
-    return Trace(torch.stack(residuals, 1), torch.stack(energies, 1) if energies else None)
+    return Trace(torch.stack(residuals, 1), torch.stack(energies, 1) if energies else None, tol)
 
 
 @dataclass
@@ -175,6 +183,8 @@ class SolveCounts:
         unconverged: samples that missed the tolerance.
         residual_max: largest final relative residual.
         evaluations: evaluations on whole batches.
+        residuals: the largest final relative residual of each solve, in their order.
+        tol: the tolerance of the latest solve; None for one without.
     """
 
     samples: int = 0
@@ -182,6 +192,8 @@ class SolveCounts:
     unconverged: int = 0
     residual_max: float = 0.0
     evaluations: int = 0
+    residuals: list[float] = field(default_factory=list, repr=False)
+    tol: float | None = None
 
     @property
     def steps_mean(self) -> float:
@@ -193,8 +205,10 @@ class SolveCounts:
         self.samples += len(info.steps)
         self.steps += int(info.steps.sum())
         self.unconverged += int((~info.converged).sum())
-        self.residual_max = max([self.residual_max, *info.residual.tolist()])
+        self.residuals.append(max(info.residual.tolist(), default=0.0))
+        self.residual_max = max(self.residual_max, self.residuals[-1])
         self.evaluations += info.evaluations
+        self.tol = info.tol
 
 
 @dataclass
@@ -203,6 +217,29 @@ class SolveLog:
 
     forward: SolveCounts = field(default_factory=SolveCounts)
     adjoint: SolveCounts = field(default_factory=SolveCounts)
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the largest residual that each solve ended with on decades, with the tolerances.
+
+        Args:
+            ax: matplotlib's axes to draw on; new ones unless given.
+
+        Raises:
+            ConfigError: if matplotlib is missing.
+        """
+        return pictures().plot_log(ax, self)
+
+    def _repr_html_(self) -> str:
+        both = (self.forward, self.adjoint)
+        rows = {
+            "": ("forward", "adjoint"),
+            "solves": [f"{len(counts.residuals)}" for counts in both],
+            "samples": [f"{counts.samples}" for counts in both],
+            "steps of a sample": [f"{counts.steps_mean:.1f}" for counts in both],
+            "converged": [f"{counts.samples - counts.unconverged} of {counts.samples}" for counts in both],
+            "largest residual": [f"{counts.residual_max:.1e}" for counts in both],
+        }
+        return html_table("Solves", rows)
 
 
 @contextmanager

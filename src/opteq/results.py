@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
 
 from opteq.errors import ShapeError
+from opteq.notebook import html_table, pictures
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 # One tensor of shape (batch, ...) or, for models of several branches, one such tensor per branch.
 State = Tensor | tuple[Tensor, ...]
@@ -49,12 +53,14 @@ class SolveInfo(Described):
         steps: `(batch,)` number of map evaluations a sample needed.
         converged: `(batch,)` whether the tolerance was reached.
         evaluations: number of evaluations of the map on the whole batch.
+        tol: the tolerance; None for a number of steps that was fixed beforehand.
     """
 
     residuals: Tensor
     steps: Tensor
     converged: Tensor
     evaluations: int
+    tol: float | None = None
 
     @property
     def residual(self) -> Tensor:
@@ -72,11 +78,11 @@ class SolveInfo(Described):
 
     def shared_by(self, batch: int) -> SolveInfo:
         """The info of one system that `batch` samples form together, given to each of them."""
-        return SolveInfo(
-            self.residuals.expand(batch, -1),
-            self.steps.expand(batch),
-            self.converged.expand(batch),
-            self.evaluations,
+        return replace(
+            self,
+            residuals=self.residuals.expand(batch, -1),
+            steps=self.steps.expand(batch),
+            converged=self.converged.expand(batch),
         )
 
     def describe_failure(self, what: str, cure: str) -> str:
@@ -97,10 +103,34 @@ class Trace(Described):
     Attributes:
         residual: `(batch, steps + 1)` relative residual at each iterate.
         energy: `(batch, steps + 1)` hidden objective at each iterate, or None for maps without one.
+        tol: the tolerance of the layer's solver; None for a layer without one.
     """
 
     residual: Tensor
     energy: Tensor | None
+    tol: float | None = None
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the residual of every sample and their median on decades, with the tolerance.
+
+        Where there is a hidden objective, the axis to the right has how far it is above its lowest value.
+
+        Args:
+            ax: matplotlib's axes to draw on; new ones unless given.
+
+        Raises:
+            ConfigError: if matplotlib is missing.
+        """
+        return pictures().plot_iteration(ax, "plain iteration", self.residual, self.energy, self.tol)
+
+    def _repr_html_(self) -> str:
+        samples, iterates = self.residual.shape
+        rows = {
+            "samples": f"{samples}",
+            "iterations": f"{iterates - 1}",
+            "residual": f"{_first_to_last(self.residual)}{_tolerance(self.tol)}",
+        }
+        return html_table("Plain iteration", rows | _objective(self))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -114,6 +144,44 @@ class Solution(Described):
     info: SolveInfo
     state: State
     trace: Trace | None = None
+
+    def plot(self, ax: Axes | None = None) -> Axes:
+        """Draw the trace, see `Trace.plot`, or without one the residuals of the solve, likewise.
+
+        Args:
+            ax: matplotlib's axes to draw on; new ones unless given.
+
+        Raises:
+            ConfigError: if matplotlib is missing.
+        """
+        if self.trace is not None:
+            return self.trace.plot(ax)
+        return pictures().plot_iteration(ax, "iterate of the solve", self.info.residuals, None, self.info.tol)
+
+    def _repr_html_(self) -> str:
+        info = self.info
+        steps = info.steps.tolist() or [0]
+        low, high = min(steps), max(steps)
+        rows = {
+            "shape": ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in tensors_of(self.value)),
+            "steps": f"{low}" if low == high else f"{low} to {high}",
+            "converged": f"{int(info.converged.sum())} of {len(info.converged)} samples",
+            "residual": f"{max(info.residual.tolist(), default=0.0):.1e}, largest{_tolerance(info.tol)}",
+        }
+        return html_table("Equilibrium", rows if self.trace is None else rows | _objective(self.trace))
+
+
+def _objective(trace: Trace) -> dict[str, str]:
+    """The row of a hidden objective, where there is one."""
+    return {} if trace.energy is None else {"objective": _first_to_last(trace.energy)}
+
+
+def _first_to_last(values: Tensor) -> str:
+    return f"{values[:, 0].mean():.4g} → {values[:, -1].mean():.4g}, mean"
+
+
+def _tolerance(tol: float | None) -> str:
+    return "" if tol is None else f"; tolerance {tol:.1e}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -87,3 +87,33 @@ def test_a_full_disk_costs_no_checkpoint(tiny, opteq, refuses, tmp_path):
     result = opteq("fit", "--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", 3)
     assert result.status == 0, result.err
     assert epochs_of(last.parent.parent) == [0, 1, 2]
+
+
+def interrupt(*arguments, **options):
+    raise KeyboardInterrupt
+
+
+def test_an_interrupted_report_is_written_by_going_on(tiny, opteq, monkeypatch):
+    written = vars(sys.modules["opteq.evaluation.report"])["write_report"]
+    monkeypatch.setattr("opteq.evaluation.report.write_report", interrupt)
+    status, _, err = opteq("fit", "--config", tiny)
+    assert status == 130
+    assert err.splitlines()[-1] == (
+        "opteq: Interrupted; runs/tiny/checkpoints/last.ckpt is complete. "
+        "Go on with the same command and --ckpt_path last --run tiny."
+    )
+    monkeypatch.setattr("opteq.evaluation.report.write_report", written)
+    status, out, err = opteq("fit", "--config", tiny, "--ckpt_path", "last", "--run", "tiny")
+    assert status == 0, err
+    assert "Nothing was left to train" in out
+    assert "look at runs/tiny/report.html" in out
+
+
+@pytest.mark.parametrize("command", ["presets", "info", "predict", "export", "show"])
+def test_what_leaves_nothing_starts_again(opteq, tmp_path, monkeypatch, command):
+    for name in ("_list_presets", "_print_info", "_predict", "_export", "_show"):
+        monkeypatch.setattr(f"opteq.cli.{name}", interrupt)
+    operands = [] if command in ("presets", "info") else ["runs/x", "images"]
+    status, out, err = opteq(command, *operands)
+    assert (status, out) == (130, "")
+    assert err == "opteq: Interrupted; the same command starts again.\n"

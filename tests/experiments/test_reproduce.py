@@ -1,6 +1,7 @@
 """Small tables of digits, trained for one epoch."""
 
 import json
+import re
 
 import pytest
 
@@ -50,7 +51,7 @@ def stop(_: str) -> None:
 
 def test_a_stopped_table_goes_on_where_it_was(path, tmp_path, capsys):
     output, options = tmp_path / "out", ["--data.batch_size", "32"]
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="finished runs are kept, and the same command goes on"):
         reproduce(read_table(str(path)), output, options, stop)
     first = output / "one-seed0" / "model.safetensors"
     written, weights = first.stat().st_mtime_ns, first.read_bytes()
@@ -66,6 +67,8 @@ def test_a_stopped_table_goes_on_where_it_was(path, tmp_path, capsys):
     said = capsys.readouterr().out
     assert "[1/2] one" in said
     assert "[2/2] tight" in said
+    assert re.search(r"\[1/2\] one, seed 0: test_accuracy [\d.]+; about \d+:\d\d left", said)
+    assert re.search(r"\[2/2\] tight, seed 0: test_accuracy [\d.]+$", said, re.MULTILINE)
 
     assert main(["reproduce", str(path), "--output", str(output), *options]) == 0
     assert first.stat().st_mtime_ns == written

@@ -281,6 +281,70 @@ def test_a_hook_before_W_that_wants_an_input_is_refused(hook, options, message):
     layer(inputs(False))
 
 
+@pytest.mark.parametrize("with_kwargs", [False, True])
+def test_a_hook_before_W_may_hand_back_what_it_was_given(with_kwargs):
+    layer, x = build(image=True), inputs(image=True)
+    expected = layer(x)
+    hook = (lambda module, *given: given) if with_kwargs else (lambda module, given: given)
+    layer.map.W.register_forward_pre_hook(hook, with_kwargs=with_kwargs)
+    assert torch.equal(layer(x), expected)
+
+
+def test_a_scope_that_a_tracer_opens_before_W_is_closed(monkeypatch):
+    class Trace:
+        scopes = ("net",)
+
+        def push_scope(self, name):
+            self.scopes += (name,)
+
+        def pop_scope(self):
+            self.scopes = self.scopes[:-1]
+
+        def current_scope(self):
+            return "/".join(self.scopes)
+
+    def open_scopes(module, given):
+        trace.push_scope("W")
+        trace.push_scope("inner")
+        seen.append(trace.current_scope())
+        return given
+
+    trace, seen, W = Trace(), [], build(image=True).map.W
+    W.register_forward_pre_hook(open_scopes)
+    monkeypatch.setattr(torch._C, "_get_tracing_state", lambda: trace)
+    W.bind((2, 3, 4))
+    monkeypatch.undo()
+    assert seen == ["net/W/inner"]
+    # torch ends the process where a scope is left open.
+    assert trace.scopes == ("net",)
+
+
+def test_the_hooks_of_opacus_are_refused_at_W_alone():
+    def hook(module, given, result):
+        calls.append(module)
+
+    calls = []
+    # As that of its GradSampleModule, which needs a call of a module to see the gradient of each sample.
+    hook.__module__ = "opacus.grad_sample.grad_sample_module"
+    layer = build(image=True)
+    layer.map.injection.operator.register_forward_hook(hook)
+    layer.map.injection.register_forward_hook(hook)
+    layer(inputs(image=True))
+    assert len(calls) == 2
+    layer.map.W.register_forward_hook(hook)
+    with pytest.raises(ConfigError, match=r"Opacus collects .* freeze it by W\.requires_grad_\(False\)"):
+        layer(inputs(image=True))
+
+
+def test_what_is_given_to_an_injection_is_the_input_alone():
+    seen = []
+    layer = build(image=True)
+    layer.map.injection.register_forward_pre_hook(lambda module, given: seen.append(given))
+    layer(inputs(image=True))
+    ((given,),) = seen
+    assert torch.equal(given, inputs(image=True))
+
+
 def test_a_hook_before_W_runs_once_for_a_solve():
     layer, calls = build(False), []
     layer.map.W.register_forward_pre_hook(lambda module, args: calls.append(len(args)))

@@ -26,6 +26,7 @@ from opteq.plots.overview import draw_overview
 from opteq.plots.relations import draw_correlation, draw_perturbations, draw_relations
 from opteq.plots.samples import draw_samples
 from opteq.system.files import write_beside, write_file, write_json
+from opteq.system.progress import follow
 
 # Images that equilibria are studied on for the report; `opteq test RUN --suite equilibrium` takes all.
 _STUDIED = 1000
@@ -54,7 +55,8 @@ def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
     # Read first: a file that cannot be read should not cost a pass over the test set.
     summary = read_summary(run_dir / "summary.json")
     curves = training(run_dir / "metrics.csv")
-    test_set = (data.test_dataloader(), data.class_names, data.normalization)
+    loader = data.test_dataloader()
+    test_set = (follow(loader, "Report, predictions"), data.class_names, data.normalization)
     if data.task == "segmentation":
         record = evaluate_scenes(network, *test_set, device)
         scores, results = _scene_scores(record), [_scenes(record)]
@@ -64,7 +66,7 @@ def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
     record.save(run_dir / "record.npz")
     studied = ""
     if len(record.traces.images):
-        study = study_equilibrium(network, test_set[0], device, _share(test_set[0]))
+        study = study_equilibrium(network, follow(loader, "Report, equilibria"), device, _share(loader))
         write_json(run_dir / JSON, as_json(study))
         studied = worth(study)
         with write_beside(run_dir / "equilibrium.png") as file:

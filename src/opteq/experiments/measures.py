@@ -28,6 +28,7 @@ from opteq.evaluation.passes import logits_of, share_of
 from opteq.evaluation.scores import known_divergence
 from opteq.evaluation.trace import first_call
 from opteq.solvers.space import relative_change
+from opteq.system.progress import follow
 from opteq.training.taskscores import make_scores
 
 ATTACKED_IMAGES = 500
@@ -63,7 +64,7 @@ def larger_mazes(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
         larger = ConnectedPixels(data.size, size, 1, min(100, data.test_images), data.open_share)
         larger.setup("test")
         score = make_scores("segmentation", len(data.class_names))["mAcc"]
-        for images, labels in larger.test_dataloader():
+        for images, labels in follow(larger.test_dataloader(), f"Mazes of {size} pixels"):
             score.update(network(images), labels)
         scores[f"mAcc_{size}"] = float(score.compute())
     return scores
@@ -74,7 +75,7 @@ def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]
     absolute, square, count = 0.0, 0.0, 0
     network.eval()
     with torch.no_grad():
-        for images, _ in data.test_dataloader():
+        for images, _ in follow(data.test_dataloader(), "Norms of features"):
             features: Tensor = network.features(images)  # type: ignore[operator]
             absolute += float(features.abs().sum())
             square += float(features.square().sum())
@@ -84,7 +85,7 @@ def feature_norms(network: nn.Module, data: ImageDataModule) -> dict[str, float]
 
 def top_five(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """`test_accuracy_top5`: how often the class is among the five likeliest."""
-    logits, labels = logits_of(network, data.test_dataloader())
+    logits, labels = logits_of(network, follow(data.test_dataloader(), "Test images"))
     likeliest = np.argsort(-logits, axis=1, kind="stable")[:, :5]
     return {"test_accuracy_top5": float((likeliest == labels[:, None]).any(1).mean())}
 
@@ -93,17 +94,19 @@ def training_loss(network: nn.Module, data: ImageDataModule) -> dict[str, float]
     """`train_loss`: mean cross entropy on the training images, without augmentation, in eval mode."""
     data.setup("fit")
     data.augmentation = "none"
-    logits, labels = logits_of(network, data.train_dataloader())
+    logits, labels = logits_of(network, follow(data.train_dataloader(), "Training images"))
     return {"train_loss": known_divergence(log_softmax(logits, axis=1), labels)}
 
 
 def attacked(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """`pgd_3`, `pgd_5`, `pgd_10`, `pgd_20`: accuracy on 500 images after so many PGD steps, `ε = 8/255`."""
     images = list(_spread_over(data.test_dataloader(), ATTACKED_IMAGES))
-    return {
-        f"pgd_{steps}": attacked_accuracy(network, images, PGD(steps=steps), data.normalization)
-        for steps in (3, 5, 10, 20)
-    }
+
+    def accuracy(steps: int) -> float:
+        batches = follow(images, f"Attacks of {steps} steps")
+        return attacked_accuracy(network, batches, PGD(steps=steps), data.normalization)
+
+    return {f"pgd_{steps}": accuracy(steps) for steps in (3, 5, 10, 20)}
 
 
 def perturbed(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
@@ -131,7 +134,7 @@ def inside(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """
     share = share_of(data.test_dataloader(), STUDIED_IMAGES)
     try:
-        record = study_equilibrium(network, data.test_dataloader(), share=share)
+        record = study_equilibrium(network, follow(data.test_dataloader(), "Equilibria"), share=share)
     except ConfigError:
         return {}
     after = dict(zip(record.steps, record.accuracy, strict=True))
@@ -159,10 +162,10 @@ def calibration(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     `known_kl`, `unknown_kl`, `ece` and `auroc` are those of `OodScores`, as the network answers, and with
     `_scaled` behind their names for logits divided by the temperature that fits the validation images.
     """
-    known, labels = logits_of(network, data.test_dataloader())
-    unknown, _ = logits_of(network, data.unseen_dataloader())
+    known, labels = logits_of(network, follow(data.test_dataloader(), "Test images"))
+    unknown, _ = logits_of(network, follow(data.unseen_dataloader(), "Unseen classes"))
     data.setup("validate")
-    temperature = fit_temperature(*logits_of(network, data.val_dataloader()))
+    temperature = fit_temperature(*logits_of(network, follow(data.val_dataloader(), "Validation images")))
     return {
         f"{name}{ending}": getattr(ood_scores(known, labels, unknown, by), name)
         for ending, by in (("", 1.0), ("_scaled", temperature))
@@ -181,7 +184,7 @@ def subclasses(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
         )
     scores = {}
     for name, loader in (("known", data.test_dataloader()), ("unseen", data.unseen_dataloader())):
-        predictions, labels = logits_of(network, loader)
+        predictions, labels = logits_of(network, follow(loader, f"Sub-classes, {name}"))
         scores[f"{name}_accuracy"] = float((predictions.argmax(1) == labels).mean())
     return scores
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from opteq.models.loading import load
 from opteq.models.parts import build
 from opteq.system.files import read_json, write_json
 from opteq.system.locks import exclusive
+from opteq.system.progress import Pace, duration
 from opteq.training.checkpoints import LAST
 from opteq.training.command import run_command
 from opteq.training.runs import CHECKPOINTS, CONFIG, write_config
@@ -33,7 +35,7 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
     """Train what is missing of `table` in `output`; each run is that of an `opteq fit` command.
 
     Runs that are complete are kept, one that was interrupted goes on from its last checkpoint. `report`
-    is called after every run, with what to tell the user.
+    is called after every run, with what to tell the user and an estimate of the time that the others take.
 
     Args:
         table: what to train.
@@ -46,13 +48,13 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
     """
     measures = [_find(path) for path in table.measure]
     output.mkdir(parents=True, exist_ok=True)
-    with exclusive(output):
+    with exclusive(output), _going_on():
         _keep_plan(table, output, options)
         todo = trainings(table)
-        for number, (row, seed) in enumerate(todo, start=1):
+        missing = [run for run in todo if not (output / run_name(*run) / SCORES).is_file()]
+        pace = Pace(len(missing))
+        for row, seed in missing:
             folder = output / run_name(row, seed)
-            if (folder / SCORES).is_file():
-                continue
             if not (folder / SUMMARY).is_file():
                 _train(table, row, seed, output, options)
             scores = _scores(folder, measures)
@@ -63,7 +65,20 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
                 )
             write_json(folder / SCORES, scores)
             score = f"{table.compare} {scores[table.compare]:.4g}"
-            report(f"[{number}/{len(todo)}] {row.name}, seed {seed}: {score}")
+            pace.advance()
+            left = f"; about {duration(pace.left)} left" if pace.left else ""
+            report(f"[{todo.index((row, seed)) + 1}/{len(todo)}] {row.name}, seed {seed}: {score}{left}")
+
+
+@contextmanager
+def _going_on() -> Iterator[None]:
+    """Let an interrupt say how the table goes on, in place of how the run that it met does."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(
+            "Interrupted; finished runs are kept, and the same command goes on."
+        ) from None
 
 
 def _train(table: Table, row: Row, seed: int, output: Path, options: Sequence[str]) -> None:

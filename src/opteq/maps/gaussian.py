@@ -99,7 +99,7 @@ class GaussianMap(EquilibriumMap):
         return (self.injection,)
 
     def bind(self, x: State, error: float = 0.0) -> SimilarityEquation:
-        c = self.injection(x, error)
+        c = self.injection(x, error=error)
         self.patches.check(c.shape)
         W, gram = bind_to(self.W, c, self.max_norm, error), self._gram()
         similarity = GaussianSimilarity(

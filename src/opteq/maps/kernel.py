@@ -102,7 +102,7 @@ class KernelMap(EquilibriumMap):
         return (self.injection,)
 
     def bind(self, x: State, error: float = 0.0) -> SimilarityEquation:
-        c = self.injection(x, error)
+        c = self.injection(x, error=error)
         self.W.check_input(c, "U x")
         ceiling, unit = self.max_norm, None
         if self.share and self.max_norm is not None:

@@ -88,7 +88,7 @@ class OptEqUnit(EquilibriumMap):
         return (self.injection,)
 
     def bind(self, x: State, error: float = 0.0) -> OptEqEquation:
-        c = self.injection(x, error)
+        c = self.injection(x, error=error)
         W = bind_to(self.W, c, self.max_norm, error)
         if not self.norm_checked and self._watch.notices(self.training, lambda: self._exceeds(W.domain)):
             self.check_norm(W.domain)

@@ -67,10 +67,12 @@ class LinearOperator(nn.Module, ABC):
             error: the relative rounding error that is allowed to products, such as the tolerance of a solve.
 
         Raises:
-            ConfigError: for a forward pre-hook that asks for an input, or changes it.
+            ConfigError: for a forward pre-hook that asks for an input, or changes it, and for the hooks with
+                which Opacus collects gradients sample by sample.
         """
         for module in self.modules():
             if isinstance(module, LinearOperator):
+                _refuse_sample_gradients(module)
                 _run_pre_hooks(module)
         self._ceiling = math.inf if ceiling is None else ceiling
         return self._bound(domain, ceiling, error)
@@ -130,11 +132,19 @@ class LinearOperator(nn.Module, ABC):
         return {**super().__getstate__(), **self._fresh()}  # type: ignore[misc]
 
 
+class _NoInput(tuple):
+    """The arguments of a call that there is not."""
+
+
 def _run_pre_hooks(operator: LinearOperator) -> None:
     """Run what sets the weights anew before each use, as pruning and the older `weight_norm` do."""
     name = type(operator).__name__
+    trace = torch._C._get_tracing_state()
+    scope = trace.current_scope() if trace else ""
     for key, hook in operator._forward_pre_hooks.items():
-        arguments = ((), {}) if key in operator._forward_pre_hooks_with_kwargs else ((),)
+        # Of a type of its own: what a hook makes of no input at all is an empty tuple too.
+        given = _NoInput()
+        arguments = (given, {}) if key in operator._forward_pre_hooks_with_kwargs else (given,)
         try:
             answer = hook(operator, *arguments)
         except (IndexError, KeyError, ValueError) as error:
@@ -142,10 +152,25 @@ def _run_pre_hooks(operator: LinearOperator) -> None:
                 f"A forward pre-hook of {name} looks at an input, but `W` has none: it is bound once for a"
                 " whole solve. Hook the layer or `U` instead."
             ) from error
-        if answer is not None:
+        # A tracer, such as fvcore's, opens a scope that its forward hook would close.
+        while trace and trace.current_scope() != scope:
+            trace.pop_scope()
+        args = answer[0] if len(arguments) == 2 and isinstance(answer, tuple) and answer else answer
+        if args is not None and args is not given:
             raise ConfigError(
                 f"A forward pre-hook of {name} changes its input, but `W` has none: it is bound once for a"
                 " whole solve. Hook the layer or `U` instead."
+            )
+
+
+def _refuse_sample_gradients(operator: LinearOperator) -> None:
+    """Refuse hooks of Opacus, which would see no call and leave a weight without gradients in silence."""
+    for hook in operator._forward_hooks.values():
+        if getattr(hook, "__module__", "").partition(".")[0] == "opacus":
+            raise ConfigError(
+                "Opacus collects the gradients of each sample at the calls of a module, but `W`, a"
+                f" {type(operator).__name__}, is bound once for a whole solve of an equilibrium; freeze it by"
+                " W.requires_grad_(False) before the model is wrapped, or train without Opacus."
             )
 
 

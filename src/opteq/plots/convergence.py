@@ -48,18 +48,18 @@ def residual_panel(axes: Axes, residual: NDArray[np.float64], tolerance: float) 
     axes.legend()
 
 
-def objective_panel(axes: Axes, energy: NDArray[np.float64]) -> None:
+def objective_panel(axes: Axes, energy: NDArray[np.floating]) -> None:
     """Draw what `draw_objective` draws into a part of a figure."""
     above = energy - energy.min(axis=1, keepdims=True)
-    rounding = 100 * _EPSILON * np.abs(energy).max(axis=1, keepdims=True)
+    rounding = 100 * np.finfo(energy.dtype).eps * np.abs(energy).max(axis=1, keepdims=True)
     on_decades(axes, _draw_lines(axes, above, rounding, GREEN))
     axes.set(title="Hidden objective", ylabel="φ(z) - lowest φ")
     axes.legend()
 
 
 def _draw_lines(
-    axes: Axes, values: NDArray[np.float64], rounding: NDArray[np.float64] | float, colour: str
-) -> NDArray[np.float64]:
+    axes: Axes, values: NDArray[np.floating], rounding: NDArray[np.floating] | float, colour: str
+) -> NDArray[np.floating]:
     """Draw a line for each sample and one for their median; returns the values that are shown."""
     # Once an iteration has converged only rounding is left, which a log scale would blow up.
     shown = np.where(values > rounding, values, np.nan)

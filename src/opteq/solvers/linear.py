@@ -75,7 +75,7 @@ def conjugate_gradients(
     # A right-hand side that is not finite gives a solution that is not.
     for t in (x, r):
         t.mul_(size[:, None].to(b.dtype))
-    return x, r, SolveInfo(residuals, steps, rr <= goal, len(history) - 1)
+    return x, r, SolveInfo(residuals, steps, rr <= goal, len(history) - 1, tol)
 
 
 @torch.no_grad()
@@ -125,4 +125,4 @@ def gmres(matvec: Matvec, b: Tensor, tol: float, max_steps: int) -> tuple[Tensor
     x = torch.zeros_like(b)
     for k in range(evaluations):
         x = x + (coefficients[:, k, None] * scale.double()[:, None]).to(b.dtype) * basis[k]
-    return x, SolveInfo(torch.stack(history, dim=1), steps, relative <= tol, evaluations)
+    return x, SolveInfo(torch.stack(history, dim=1), steps, relative <= tol, evaluations, tol)

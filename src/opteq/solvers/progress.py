@@ -27,6 +27,7 @@ class Progress:
     def __init__(self, x: Tensor, tol: float, max_steps: int, scale: float, in_c: bool) -> None:
         # What is said of the solve is in float32 at least.
         self._dtype = torch.promote_types(x.dtype, torch.float32)
+        self._tol = tol
         self._options = (scale, tol, torch.finfo(self._dtype).tiny, in_c)
         self.active = torch.ones(len(x), dtype=torch.bool, device=x.device)
         self.steps = 0
@@ -52,4 +53,4 @@ class Progress:
     def info(self) -> SolveInfo:
         """The record so far."""
         residuals = torch.stack(self._residuals, dim=1).to(self._dtype)
-        return SolveInfo(residuals, self._taken, self._converged, self.steps)
+        return SolveInfo(residuals, self._taken, self._converged, self.steps, self._tol)

@@ -14,6 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
+from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning_utilities.core.rank_zero import rank_zero_info
 
@@ -56,6 +57,7 @@ from opteq.training.metrics_csv import MetricsCSV, resumed_tensorboard
 from opteq.training.module import ClassifierModule
 from opteq.training.parse_errors import explain, reworded
 from opteq.training.predict import default_output, predict_to_file
+from opteq.training.progress import progress_bar
 from opteq.training.runs import (
     METRICS,
     Run,
@@ -203,6 +205,10 @@ class TrainingCLI(LightningCLI):
         options = self._get(self.config_init, "trainer")
         kwargs["plugins"] = [*_listed(options["plugins"]), AtomicCheckpointIO()]
         kwargs["logger"] = _listed(options["logger"])
+        kwargs["callbacks"] = _listed(options["callbacks"])
+        has_bar = any(isinstance(callback, ProgressBar) for callback in kwargs["callbacks"])
+        if options["enable_progress_bar"] is not False and not has_bar:
+            kwargs["callbacks"].append(progress_bar())
         started = _started_by_torchrun()
         if started and options["devices"] == "auto":
             machines, kwargs["devices"] = started
@@ -218,8 +224,7 @@ class TrainingCLI(LightningCLI):
                 kwargs["logger"] += [table, resumed_tensorboard(self.run.folder, last)]
             else:
                 table = None
-            kwargs["callbacks"] = [
-                *_listed(options["callbacks"]),
+            kwargs["callbacks"] += [
                 SameEpochs(),
                 self._meter,
                 BestCheckpoint(self.run.checkpoints, f"val_{self._headline}"),
@@ -249,6 +254,8 @@ class TrainingCLI(LightningCLI):
     def _run_subcommand(self, subcommand: str) -> None:
         try:
             super()._run_subcommand(subcommand)
+        except KeyboardInterrupt as interrupt:
+            raise interrupt if str(interrupt) else KeyboardInterrupt(self._how_to_go_on()) from None
         except SystemExit:
             # Lightning answers an interrupt with an exit status alone.
             if self.trainer.interrupted:
@@ -403,7 +410,7 @@ class TrainingCLI(LightningCLI):
 
     def _how_to_go_on(self) -> str:
         if self.subcommand != "fit":
-            return "Interrupted."
+            return "Interrupted; nothing was written. The same command starts again."
         if (self.run.checkpoints / LAST).is_file():
             return (
                 f"Interrupted; {self.run.checkpoints / LAST} is complete. Go on with the same command "

@@ -19,6 +19,7 @@ from opteq.layer import SolveCounts, SolveLog, solve_log
 from opteq.models.loading import ModelCard
 from opteq.results import SolveInfo
 from opteq.system.files import readable, write_beside
+from opteq.system.progress import follow
 
 BATCH_SIZE = 64
 
@@ -134,7 +135,7 @@ def iterate_predictions(
     preprocess = Preprocess(Normalization(card.mean, card.std))
     files = [Path(images)] if Path(images).is_file() else find_images(Path(images), skip)
     found = False
-    for start in range(0, len(files), BATCH_SIZE):
+    for start in follow(range(0, len(files), BATCH_SIZE), "Classifying"):
         pixels: dict[Path, Tensor] = {}
         for path in files[start : start + BATCH_SIZE]:
             try:

@@ -222,7 +222,7 @@ class MonotoneMap(EquilibriumMap):
 
     def _bound(self, x: State, error: float) -> tuple[tuple[Tier, ...], Tensor]:
         """The tiers for the size of `x`, and `c` with its border."""
-        c = F.pad(self.injection(x, error), (1, 1, 1, 1))
+        c = F.pad(self.injection(x, error=error), (1, 1, 1, 1))
         sides, halvings = tuple(n - 2 for n in c.shape[2:]), len(self.D)
         if c.dim() != 4 or any(n % 2**halvings for n in sides):
             raise ShapeError(
