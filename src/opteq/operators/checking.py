@@ -17,8 +17,8 @@ from opteq.tensors.lanczos import largest_ritz_pair
 
 # Vectors that products are compared on, and by how much, relative to their size, they may differ in float64.
 _PAIRS, _TOLERANCE = 3, 1e-9
-# Lanczos steps between restarts. The value may still lie below the norm then, but never above it.
-_STEPS, _RESTARTS = 20, 5
+# Lanczos steps between restarts, and the relative residual at which they end; a value is right to its square.
+_STEPS, _RESTARTS, _SETTLED = 20, 50, 1e-6
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -130,6 +130,8 @@ def _largest(difference: Tensor, size: Tensor) -> float:
 
 @torch.no_grad()
 def _norm(bound: BoundOperator, start: Tensor) -> float:
-    for _ in range(_RESTARTS):
-        _, start = largest_ritz_pair(lambda v: bound.adjoint(bound(v)), start, _STEPS)
-    return (bound(start).norm() / start.norm()).item()
+    def gram(v: Tensor) -> Tensor:
+        return bound.adjoint(bound(v))
+
+    _, vector = largest_ritz_pair(gram, start, _STEPS, _SETTLED, _RESTARTS)
+    return bound(vector).norm().item()
