@@ -1,8 +1,8 @@
 import subprocess
 import sys
 
-# Import every core module and solve one equilibrium where nothing but torch can be imported.
-SCRIPT = """
+# Nothing but torch can be imported, as after `pip install opteq`.
+TORCH_ALONE = """
 import importlib, pkgutil, sys
 
 HIDDEN = {
@@ -16,7 +16,10 @@ class Blocker:
             raise ModuleNotFoundError(f"{name} is hidden", name=name)
 
 sys.meta_path.insert(0, Blocker())
+"""
 
+# Import every core module and solve one equilibrium.
+SCRIPT = f"""{TORCH_ALONE}
 import torch
 import opteq
 
@@ -25,8 +28,8 @@ CORE = (
     " tensors theory"
 )
 for name in CORE.split():
-    module = importlib.import_module(f"opteq.{name}")
-    for found in pkgutil.walk_packages(getattr(module, "__path__", []), f"{module.__name__}."):
+    module = importlib.import_module("opteq." + name)
+    for found in pkgutil.walk_packages(getattr(module, "__path__", []), module.__name__ + "."):
         importlib.import_module(found.name)
 
 torch.manual_seed(0)
@@ -34,7 +37,7 @@ layer = opteq.EquilibriumLayer(opteq.OptEqUnit(opteq.Dense(3, 5), opteq.Dense(4,
 solution = layer.solve(torch.randn(2, 4))
 solution.value.sum().backward()
 assert solution.info.converged.all()
-assert not HIDDEN & {name.partition(".")[0] for name in sys.modules}
+assert not HIDDEN & {{name.partition(".")[0] for name in sys.modules}}
 print("solved")
 """
 
@@ -64,3 +67,22 @@ assert opteq.load.__module__ == "opteq.models.loading"
 def test_names_come_at_their_first_use():
     result = subprocess.run([sys.executable, "-c", NAMES], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
+
+
+def test_the_command_says_what_the_layers_alone_lack():
+    script = TORCH_ALONE + "from opteq.cli import main; sys.exit(main(sys.argv[1:]))"
+
+    def said(*arguments):
+        command = [sys.executable, "-c", script, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    informed, refused = said("info"), said("fit", "--config", "digits")
+    assert informed.returncode == 0, informed.stderr
+    assert "compiled code   " in informed.stdout
+    assert "opteq fit --config" in said("--help").stdout
+    assert "digits" in said("presets").stdout
+    assert refused.returncode == 2
+    assert refused.stderr == (
+        "opteq: The package yaml is not installed; pip install 'opteq[train]' brings what commands need"
+        " beyond the layers.\n"
+    )

@@ -2,6 +2,7 @@ import importlib.metadata
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -45,4 +46,8 @@ def test_version_is_the_same_everywhere():
     citation = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert citation is not None
     assert citation[1] == importlib.metadata.version("opteq") == opteq.__version__
+    native = tomllib.loads((ROOT / "native-wheel" / "pyproject.toml").read_text())["project"]
+    assert native["version"] == opteq.__version__
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras["native"] == [f"opteq-native=={opteq.__version__}"]
     assert f"## {opteq.__version__}" in (ROOT / "CHANGELOG.md").read_text()

@@ -82,6 +82,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OpteqError as error:
         print(f"opteq: {error}", file=sys.stderr)
         return USER_ERROR
+    except ModuleNotFoundError as error:
+        if str(error.name).startswith("opteq"):
+            raise
+        more = "pip install 'opteq[train]' brings what commands need beyond the layers"
+        print(f"opteq: The package {error.name} is not installed; {more}.", file=sys.stderr)
+        return USER_ERROR
     except BrokenPipeError:
         # The reader, such as `head`, has seen enough. What is left to write would fail again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from opteq import native
-from opteq.native import building
+from opteq.native import building, compiling
 
 pytestmark = pytest.mark.skipif(
     shutil.which("cc") is None or torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"),
@@ -31,7 +32,7 @@ def source(tmp_path, monkeypatch):
     monkeypatch.delenv("CC", raising=False)
     folder = tmp_path / "sources"
     folder.mkdir()
-    monkeypatch.setattr(building, "_SOURCES", folder)
+    monkeypatch.setattr(compiling, "SOURCES", folder)
     monkeypatch.setattr(building, "_FUNCTION", "answer")
     path = folder / "answer.c"
     path.write_text(SOURCE)
@@ -60,7 +61,7 @@ def test_a_source_is_compiled_once(source, tmp_path, build, monkeypatch):
     assert "compiled now" in made.account
     (file,) = kept(tmp_path)
     assert str(file) in made.account
-    monkeypatch.setattr(building, "_compile", lambda command: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiling, "compile_with", lambda command: pytest.fail("compiled again"))
     again = build()
     assert again.functions.answer() == 42
     assert "compiled now" not in again.account
@@ -133,8 +134,8 @@ def test_with_a_source_that_does_not_compile(source, build, caplog, tmp_path):
     ],
 )
 def test_with_a_compiler_that_makes_nothing(source, tmp_path, monkeypatch, script, why, build, caplog):
-    monkeypatch.setattr(building, "_PATIENCE", 0.5)
-    monkeypatch.setattr(building, "_WORK", 0.75)
+    monkeypatch.setattr(compiling, "PATIENCE", 0.5)
+    monkeypatch.setattr(compiling, "WORK", 0.75)
     compiler = tmp_path / "compiler"
     compiler.write_text(f"#!/bin/sh\n{script}\n")
     compiler.chmod(0o700)
@@ -147,7 +148,7 @@ def test_with_a_compiler_that_makes_nothing(source, tmp_path, monkeypatch, scrip
 
 def test_a_compiler_that_works_is_waited_for(source, monkeypatch, build, tmp_path):
     """As one that gets a small share of a busy machine: by the clock it takes long."""
-    monkeypatch.setattr(building, "_PATIENCE", 1.5)
+    monkeypatch.setattr(compiling, "PATIENCE", 1.5)
     compiler = tmp_path / "compiler"
     # It works in children, as the drivers of compilers do, with pauses in between.
     work = "for i in 1 2 3 4 5 6; do (i=0; while [ $i -lt 40000 ]; do i=$((i + 1)); done); sleep 0.5; done"
@@ -156,7 +157,7 @@ def test_a_compiler_that_works_is_waited_for(source, monkeypatch, build, tmp_pat
     monkeypatch.setenv("CC", str(compiler))
     begin = time.monotonic()
     assert build().functions.answer() == 42
-    assert time.monotonic() - begin > 2 * building._PATIENCE
+    assert time.monotonic() - begin > 2 * compiling.PATIENCE
     assert [path.suffix for path in kept(tmp_path)] == [".so"]
 
 
@@ -170,7 +171,7 @@ def is_running(process):
 def test_a_compiler_that_hangs_is_ended_with_its_children_and_not_asked_again(
     source, tmp_path, monkeypatch, build, caplog
 ):
-    monkeypatch.setattr(building, "_PATIENCE", 0.5)
+    monkeypatch.setattr(compiling, "PATIENCE", 0.5)
     compiler, asked = tmp_path / "compiler", tmp_path / "asked"
     # It waits for a child, and for what is typed, as the drivers of compilers do.
     compiler.write_text(f"#!/bin/sh\ncat\n(sleep 60; touch {tmp_path}/survived) & echo $! >> {asked}\nwait\n")
@@ -189,7 +190,7 @@ def test_a_compiler_that_hangs_is_ended_with_its_children_and_not_asked_again(
     assert len(asked.read_text().split()) == 1
     compiler.write_text('#!/bin/sh\nexec cc "$@"\n')
     os.utime(marker, (0, time.time() - 601))
-    monkeypatch.setattr(building, "_PATIENCE", 60)
+    monkeypatch.setattr(compiling, "PATIENCE", 60)
     assert build().functions.answer() == 42
 
 
@@ -285,8 +286,8 @@ def test_a_foreign_library_is_made_again(source, tmp_path, build):
 
 def test_processes_that_compile_at_once_do_not_disturb_each_other(source, tmp_path):
     script = (
-        "import sys, pathlib; from opteq.native import building as b; b._FUNCTION = 'answer';"
-        f" b._SOURCES = pathlib.Path({str(source.parent)!r}); sys.exit(b.library().functions.answer() - 42)"
+        "import sys, pathlib; from opteq.native import building as b, compiling as c; b._FUNCTION = 'answer';"
+        f" c.SOURCES = pathlib.Path({str(source.parent)!r}); sys.exit(b.library().functions.answer() - 42)"
     )
     with ThreadPoolExecutor(3) as pool:
         codes = list(pool.map(lambda _: subprocess.run([sys.executable, "-c", script]).returncode, range(3)))
@@ -298,3 +299,78 @@ def test_the_sources_are_part_of_the_package():
     folder = Path(native.__file__).parent
     found = {path.name for path in folder.glob("*.[ch]")}
     assert found == {"forces.c", "packed.c", "products.h", "rows.c", "winograd.c"}
+
+
+@pytest.fixture
+def wheel(source, tmp_path, monkeypatch):
+    """The folder of an installed `opteq-native`, made from the source."""
+    folder = tmp_path / "site" / "opteq_native"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").touch()
+    for processor in compiling.PROCESSORS:
+        compiling.make(["cc"], processor, folder / compiling.file_name(processor))
+    monkeypatch.syspath_prepend(folder.parent)
+    return folder
+
+
+def test_a_wheel_serves_before_a_compiler_is_asked(wheel, build, monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr(building.shutil, "which", lambda name: None)
+    assert build().functions.answer() == 42
+    assert str(native.status()).startswith(f"opteq uses compiled code: from the wheel opteq-native, {wheel}")
+    assert not (tmp_path / "cache").exists()
+    assert not caplog.records
+
+
+REFUSED = "the wheel opteq-native is not used: "
+OTHER = f"{REFUSED}it is for another version or other processors than x86-64-v"
+
+
+def test_a_wheel_of_other_sources_is_refused_in_a_sentence(wheel, source, build, caplog, monkeypatch):
+    source.write_text(SOURCE.replace("42", "43"))
+    made = build()
+    assert made.functions.answer() == 43
+    assert made.account.startswith("compiled now, and kept as ")
+    assert OTHER in made.account
+    (record,) = caplog.records
+    assert "not used: it is for another version" in record.getMessage()
+    assert record.getMessage().endswith("; pip install 'opteq[native]' brings the one for this opteq.")
+    # Without a compiler PyTorch does it all.
+    source.write_text(SOURCE.replace("42", "44"))
+    monkeypatch.setattr(building.shutil, "which", lambda name: None)
+    made = build()
+    assert made.functions is None
+    assert made.account.startswith("there is no C compiler 'cc'; install gcc or set CC; the wheel opteq")
+
+
+def test_a_damaged_wheel_is_refused(wheel, build):
+    for path in wheel.glob("*.so"):
+        path.write_bytes(path.read_bytes()[:-1])
+    made = build()
+    assert made.functions.answer() == 42
+    assert f"{REFUSED}{wheel}" in made.account
+    assert "is damaged; install it again" in made.account
+
+
+def test_no_wheel_is_taken_from_the_current_folder(wheel, build, monkeypatch):
+    monkeypatch.chdir(wheel.parent)
+    monkeypatch.syspath_prepend("")
+    made = build()
+    assert made.functions.answer() == 42
+    assert "opteq-native" not in made.account
+
+
+def test_the_wheel_is_built_for_every_python(source, tmp_path):
+    project = tmp_path / "native-wheel"
+    shutil.copytree(Path(__file__).parents[2] / "native-wheel", project)
+    shutil.copytree(source.parent, project / "sources")
+    shutil.copy(compiling.__file__, project / "sources")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path]
+    subprocess.run(command, cwd=project, check=True, capture_output=True)
+    (made,) = tmp_path.glob("*.whl")
+    assert made.name.startswith("opteq_native-0.1.0-py3-none-")
+    held = {name for name in zipfile.ZipFile(made).namelist() if name.startswith("opteq_native/")}
+    libraries = {compiling.file_name(processor) for processor in compiling.PROCESSORS}
+    assert held == {f"opteq_native/{name}" for name in {"__init__.py", *libraries}}
+    zipfile.ZipFile(made).extractall(tmp_path)
+    for name in libraries:
+        compiling.check_seal(tmp_path / "opteq_native" / name)

@@ -14,8 +14,6 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from opteq.errors import ConfigError
 
 # Values in a configuration; references may make a small file a huge one.
@@ -120,6 +118,8 @@ def read_yaml(path: Path) -> Any:
     Raises:
         ConfigError: It is no YAML file.
     """
+    import yaml  # here, so that who has installed the layers alone can ask the command what there is
+
     try:
         # PyYAML's wheels have both, and the one in C takes a tenth of the time.
         loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

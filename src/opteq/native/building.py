@@ -1,34 +1,32 @@
-"""The C sources of the package as one library, compiled at its first use."""
+"""The library of C that a process uses: of a wheel, kept from before, or compiled at its first use."""
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import logging
 import os
 import shlex
 import shutil
-import signal
 import stat
 import subprocess
 import sys
 import tempfile
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
+from importlib.machinery import PathFinder
 from pathlib import Path
 from textwrap import shorten
 
 import torch
 
-_SOURCES = Path(__file__).parent
+from opteq.native import compiling
+
 # One of the functions, by which the library is known from others.
 _FUNCTION = "opteq_forces"
-# By what PyTorch says of the processor: a name, not "native", so that machines that share a folder agree.
-_TARGETS = {"AVX2": "x86-64-v3", "AVX512": "x86-64-v4"}
-# Seconds without work after which a compiler is taken for hung, and seconds of work; it takes about ten.
-_PATIENCE, _WORK = 30, 300
+# By what PyTorch says of the processor.
+_PROCESSORS = dict(zip(("AVX2", "AVX512"), compiling.PROCESSORS, strict=True))
 # Seconds for which a compiler that did not come to an end is not asked again.
 _MEMORY = 600
 # Characters of what a compiler says that are shown.
@@ -54,23 +52,45 @@ class Library:
 def library() -> Library:
     """The library made from the C sources; where there is none, the logger `opteq.native` says so once.
 
-    It takes a C compiler with OpenMP (`$CC`, else `cc`; GCC from 11 on) and an x86 processor with AVX2. The
-    library is kept in `$XDG_CACHE_HOME/opteq`, by default `~/.cache/opteq`; other sources or another
-    processor make another one. Where that is no place of the user's own, or cannot be written to, every
-    process compiles for itself. A compiler that does not come to an end is not asked again for ten minutes;
-    one that works, or waits for its turn on a busy machine, is waited for.
-    It shares the threads of PyTorch wherever both use the same OpenMP library, as the wheels do with GCC.
+    It takes an x86 processor with AVX2, and either the wheel `opteq-native` of the same version or a C
+    compiler with OpenMP (`$CC`, else `cc`; GCC from 11 on). What the compiler makes is kept in
+    `$XDG_CACHE_HOME/opteq`, by default `~/.cache/opteq`; other sources or another processor make another
+    one. Where that is no place of the user's own, or cannot be written to, every process compiles for
+    itself. A compiler that does not come to an end is not asked again for ten minutes; one that works, or
+    waits for its turn on a busy machine, is waited for. The library shares the threads of PyTorch wherever
+    both use the same OpenMP library, as the wheels do with GCC.
     """
-    target = _TARGETS.get(torch.backends.cpu.get_cpu_capability())
-    if target is None or sys.platform == "win32":
+    processor = _PROCESSORS.get(torch.backends.cpu.get_cpu_capability())
+    if processor is None or sys.platform == "win32":
         # Nothing that its user could change.
         return _none(logging.INFO, "it is for x86 processors with AVX2, and not for Windows")
+    if (wheel := _wheel()) is None:
+        return _compiled(processor)
+    path = wheel / compiling.file_name(processor)
+    try:
+        return Library(_opened(path), f"from the wheel opteq-native, {path}")
+    except FileNotFoundError:
+        ask = "pip install 'opteq[native]' brings the one for this opteq"
+        why = f"it is for another version or other processors than {processor}; {ask}"
+    except (OSError, AttributeError) as error:
+        why = f"{error}; install it again"
+    _log.warning("The wheel opteq-native is not used: %s.", why)
+    made = _compiled(processor)
+    return replace(made, account=f"{made.account}; the wheel opteq-native is not used: {why}")
+
+
+def _wheel() -> Path | None:
+    """The folder of the wheel `opteq-native`, where it is installed."""
+    # Not the current folder, which the command `opteq` adds to the path: what lies there is executed.
+    places = [place for place in sys.path if place and Path(place).absolute() != Path.cwd()]
+    found = PathFinder.find_spec("opteq_native", places)
+    return Path(found.origin).parent if found is not None and found.origin else None
+
+
+def _compiled(processor: str) -> Library:
+    """The library that is kept in the cache, or else made by the compiler."""
     compiler = _compiler()
-    flags = ["-O3", f"-march={target}", "-fopenmp", "-fno-math-errno", "-shared", "-fPIC"]
-    sources = sorted(_SOURCES.glob("*.c"))
-    text = b"".join(path.read_bytes() for path in (*sources, *sorted(_SOURCES.glob("*.h"))))
-    key = hashlib.sha256("\0".join((*compiler, *flags)).encode() + text).hexdigest()
-    folder, name = _folder(), f"opteq-{key[:16]}.so"
+    folder, name = _folder(), compiling.file_name(processor, *compiler)
     if folder is not None:
         with suppress(OSError, AttributeError):
             return Library(_opened(folder / name), f"kept as {folder / name}")
@@ -87,15 +107,14 @@ def library() -> Library:
     try:
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             made = Path(scratch) / name
-            _compile([*compiler, *flags, *map(str, sources), "-lm", "-o", str(made)])
-            _seal(made)
+            compiling.make(compiler, processor, made)
             # Before it takes its place: a process that has opened a foreign one there is given that again.
             functions = _opened(made)
             if folder is None:
                 return Library(functions, "compiled now, for this process alone")
             made.replace(folder / name)
         return Library(functions, f"compiled now, and kept as {folder / name}")
-    except _Hung as error:
+    except compiling.HungError as error:
         why = str(error)
         if hung is not None:
             hung.touch()
@@ -119,83 +138,14 @@ def _compiler() -> list[str]:
         return [asked]
 
 
-class _Hung(Exception):
-    """Says what a compiler did that does not come to an end."""
-
-
-def _compile(command: list[str]) -> None:
-    """Run a compiler, and end it with all that it has started if it does not come to an end.
-
-    Not by the clock, but by the work it does: on a busy machine it may wait for its turn for minutes.
-    """
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-    ) as process:
-        try:
-            said = _said(process)
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            raise
-    if process.returncode:
-        raise subprocess.CalledProcessError(process.returncode, command, said)
-
-
-def _said(process: subprocess.Popen[str]) -> str:
-    """What a process has said by its end.
-
-    Raises:
-        _Hung: it does nothing, or too much.
-    """
-    work, idle_since = 0.0, time.monotonic()
-    while True:
-        with suppress(subprocess.TimeoutExpired):
-            return process.communicate(timeout=_PATIENCE / 10)[0]
-        before, work = work, _work(process.pid)
-        if work != before:
-            idle_since = time.monotonic()
-        elif time.monotonic() - idle_since > _PATIENCE:
-            raise _Hung(f"did nothing for {_PATIENCE:g} seconds")
-        if work > _WORK:
-            raise _Hung(f"did not finish within {_WORK:g} seconds of work")
-
-
-def _work(group: int) -> float:
-    """Seconds of processor time of a group of processes and of those that they have waited for."""
-    ticks = 0
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended meanwhile
-            # The name, which comes before, may have spaces and parentheses.
-            values = path.read_bytes().rpartition(b")")[2].split()
-            if int(values[2]) == group:
-                ticks += sum(map(int, values[11:15]))
-    return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _seal(path: Path) -> None:
-    """Append a checksum, which loaders of libraries do not look at, and have all of it on the disk."""
-    with path.open("rb+") as file:
-        file.write(hashlib.sha256(file.read()).digest())
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _opened(path: Path) -> ctypes.CDLL:
-    """The library there. One whose end is missing would end the process that opens it.
+    """The library there.
 
     Raises:
         OSError: if there is none, or a damaged one.
         AttributeError: if it is a foreign one.
     """
-    content = path.read_bytes()
-    size = hashlib.sha256().digest_size
-    if hashlib.sha256(content[:-size]).digest() != content[-size:]:
-        raise OSError(f"{path} is damaged")
+    compiling.check_seal(path)
     library = ctypes.CDLL(str(path))
     getattr(library, _FUNCTION)
     return library

@@ -11,7 +11,7 @@ import torch
 from opteq import native
 from opteq.system.hardware import PACKAGES
 
-OPTIONAL = ("timm", "onnxruntime")
+OPTIONAL = ("opteq-native", "timm", "onnxruntime")
 
 
 def info() -> dict[str, str]:
