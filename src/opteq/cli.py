@@ -36,10 +36,12 @@ Options change a configuration, for example
   --model.network.body.solver Anderson   the solver of its body, then any option of that,
   --model.network.body.solver.tol 1e-4   which has to come after its name
   --model.optimizer torch.optim.RAdam    sgd, adamw, or a class of optimizers, then any option of that
+  --find_lr true                         find the learning rate first, and train with it
   --model.class_weights balanced         rare classes count as much as frequent ones in the loss,
   --data.balanced true                   or are drawn as often
   --data.root DIR                        where the data set is
   --data.batch_size 32                   images in a batch
+  --trainer.logger wandb                 Weights & Biases too; csv: no logger but metrics.csv
   --trainer.gradient_clip_val 1          and every other option of Lightning's Trainer
   --run NAME                             name of the folder in runs/
   --ckpt_path last                       go on with an interrupted training

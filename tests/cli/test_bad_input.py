@@ -117,6 +117,8 @@ def test_suites(run, refuses, options, sentence):
         (["--trainer.accelerator", "tpu"], "torch_xla"),
         (["--trainer.devices", "abc"], "An option of --trainer does not fit: `devices` selected with"),
         (["--trainer.logger", "WandbLogger"], "needs the package wandb"),
+        (["--trainer.logger", "wandb"], "needs the package wandb: pip install wandb."),
+        (["--trainer.logger", "mlflow"], "Wrong value of"),
         (["--model.optimizer", "absent.optim.Lion"], "needs the package absent, which is not installed."),
         (["--model.optimizer", "torch.optim.LBFGS"], "cannot be made (LBFGS doesn't support"),
         (

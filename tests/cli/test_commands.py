@@ -141,6 +141,13 @@ class TestFit:
         assert config["trainer"]["precision"] == "bf16-mixed"
         assert config["data"]["init_args"]["train_limit"] == 64
 
+    def test_the_table_can_be_the_only_logger(self, tiny, opteq, tmp_path):
+        result = opteq("fit", "--config", tiny, "--trainer.logger", "csv", "--trainer.max_epochs", 1)
+        assert result.status == 0, result.err
+        names = {path.name for path in (tmp_path / "runs" / "tiny").iterdir()}
+        assert "metrics.csv" in names
+        assert "tensorboard" not in names
+
     def test_loggers_can_be_switched_off(self, tiny, opteq, tmp_path):
         assert opteq("fit", "--config", tiny, "--trainer.logger", "false").status == 0
         names = {path.name for path in (tmp_path / "runs" / "tiny").iterdir()}
@@ -405,7 +412,7 @@ class TestHelp:
     def test_the_examples_of_options_are_accepted(self, opteq, capsys):
         status, out, _ = opteq("--help")
         examples = re.findall(r"^  (--(?:trainer|model|data)\S+) (\S+)", out, re.MULTILINE)
-        assert (status, len(examples)) == (0, 10)
+        assert (status, len(examples)) == (0, 11)
         options = [word for example in examples for word in example]
         with pytest.raises(SystemExit) as end:
             opteq("fit", "--config", "fashion-geq", *options, "--print_config")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -48,6 +48,18 @@ def draw_curves(quantity: str, curves: Mapping[str, Curve]) -> Figure:
         axes.set_ylim(bottom=0)
     if any(_STAGES[stage] for stage in curves):
         axes.legend()
+    return figure
+
+
+@styled
+def draw_rates(rates: Sequence[float], losses: Sequence[float], chosen: float) -> Figure:
+    """Draw the loss of a range test against the learning rate, with the one that was chosen."""
+    figure = new_figure(4.2, 3.0)
+    axes = figure.add_subplot()
+    axes.plot(rates, losses, color=BLUE)
+    axes.axvline(chosen, color=ORANGE, linestyle="--", linewidth=1.2, label=f"chosen: {chosen:.3g}")
+    axes.set(title="Range test", xlabel="learning rate", ylabel="loss, smoothed", xscale="log")
+    axes.legend()
     return figure
 
 

@@ -14,7 +14,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.accelerators import CPUAccelerator
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import LearningRateFinder, ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning_utilities.core.rank_zero import rank_zero_info
 
@@ -37,6 +37,7 @@ import opteq.models.bodies
 import opteq.models.classifier
 import opteq.models.heads
 import opteq.models.stems  # noqa: F401
+from opteq.configs import read_config
 from opteq.data.facts import Facts
 from opteq.errors import ConfigError, OpteqError
 from opteq.models.loading import CARD, ModelCard, save_network
@@ -52,13 +53,18 @@ from opteq.training.checkpoints import (
 from opteq.training.checks import check_classes, check_match, check_rebuilt
 from opteq.training.console import quiet_lightning
 from opteq.training.epochs import SameEpochs
+from opteq.training.findrate import find_learning_rate
+from opteq.training.loggers import NamingTrainer, tensorboard, wandb
 from opteq.training.meter import TrainingMeter
-from opteq.training.metrics_csv import MetricsCSV, resumed_tensorboard
+from opteq.training.metrics_csv import MetricsCSV
 from opteq.training.module import ClassifierModule
 from opteq.training.parse_errors import explain, reworded
+from opteq.training.pictures import ValidationPictures
 from opteq.training.predict import default_output, predict_to_file
 from opteq.training.progress import progress_bar
 from opteq.training.runs import (
+    CHECKPOINTS,
+    CONFIG,
     METRICS,
     Run,
     checkpoint_of,
@@ -72,6 +78,8 @@ from opteq.training.suites import SuiteChoice, choose_suites
 from opteq.training.summary import class_table, write_summary, write_versions
 from opteq.training.taskscores import SCORES
 
+# In the folder of a run: the curve of its range test.
+RATES = "learning_rate.png"
 # The options that make a training what it is; the others name files of one run.
 REPRODUCIBLE = ("seed_everything", "trainer", "model", "data")
 
@@ -125,6 +133,7 @@ class TrainingCLI(LightningCLI):
                 ClassifierModule,
                 LightningDataModule,
                 subclass_mode_data=True,
+                trainer_class=NamingTrainer,
                 save_config_callback=None,
                 seed_everything_default=0,
                 trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False},
@@ -152,6 +161,12 @@ class TrainingCLI(LightningCLI):
         if subcommand == "fit":
             parser.add_argument("--run", type=str | None, default=None, help="Name of the run.")
             parser.add_argument("--runs_dir", type=str, default="runs", help="Folder of all runs.")
+            parser.add_argument(
+                "--find_lr",
+                type=bool,
+                default=False,
+                help="Find the learning rate first by raising it for 100 steps, and train with it.",
+            )
             parser.add_argument("--report", type=bool, default=True, help="Write report.html at the end.")
         if subcommand == "test":
             add = partial(parser.add_argument, type=str | None, default=None)
@@ -204,8 +219,13 @@ class TrainingCLI(LightningCLI):
         self.datamodule = self.facts.data
         options = self._get(self.config_init, "trainer")
         kwargs["plugins"] = [*_listed(options["plugins"]), AtomicCheckpointIO()]
-        kwargs["logger"] = _listed(options["logger"])
+        named = options["logger"] if isinstance(options["logger"], str) else ""
+        kwargs["logger"] = [] if named else _listed(options["logger"])
         kwargs["callbacks"] = _listed(options["callbacks"])
+        if any(isinstance(callback, LearningRateFinder) for callback in kwargs["callbacks"]):
+            raise ConfigError(
+                "The schedule would not follow the rate that a LearningRateFinder sets; use --find_lr true."
+            )
         has_bar = any(isinstance(callback, ProgressBar) for callback in kwargs["callbacks"])
         if options["enable_progress_bar"] is not False and not has_bar:
             kwargs["callbacks"].append(progress_bar())
@@ -218,15 +238,22 @@ class TrainingCLI(LightningCLI):
             kwargs["limit_val_batches"] = 0
         if self.subcommand == "fit" and not options["fast_dev_run"]:
             self.run = self._open_run()
+            # What --find_lr saves for a moment belongs to the run.
+            kwargs["default_root_dir"] = options["default_root_dir"] or self.run.folder
             if options["logger"] is not False:
                 table = MetricsCSV(self.run.folder / METRICS, self.run.epochs)
                 last = table.last if _is_first_process() else {}
-                kwargs["logger"] += [table, resumed_tensorboard(self.run.folder, last)]
+                kwargs["logger"].append(table)
+                if named != "csv":
+                    kwargs["logger"].append(tensorboard(self.run.folder, last))
+                if named == "wandb":
+                    kwargs["logger"].append(wandb(self.run.folder))
             else:
                 table = None
             kwargs["callbacks"] += [
                 SameEpochs(),
                 self._meter,
+                ValidationPictures(self.facts),
                 BestCheckpoint(self.run.checkpoints, f"val_{self._headline}"),
                 LastCheckpoint(self.run.checkpoints, table),
             ]
@@ -268,6 +295,8 @@ class TrainingCLI(LightningCLI):
             self.trainer.fit(**objects)
             self.outcome = "The quick run passed; nothing was saved."
             return
+        if self.config.fit.find_lr and self.run.checkpoint is None:
+            self._find_rate(objects["datamodule"])
         self.trainer.fit(**objects, ckpt_path=self.run.checkpoint, weights_only=True)
         # The first process alone knows its name.
         folder = self.trainer.strategy.broadcast(self.run.folder)
@@ -284,6 +313,15 @@ class TrainingCLI(LightningCLI):
         (metrics,) = self.trainer.test(**objects, verbose=False)
         if self.trainer.is_global_zero:
             self._write_results(metrics, tested)
+
+    def _find_rate(self, data: LightningDataModule) -> None:
+        """Go on with the learning rate that a range test suggests, in the run's configuration too."""
+        picture = self.run.folder / RATES
+        rate = find_learning_rate(self.trainer, self.model, data, picture)
+        self.model.learning_rate = self.config.fit.model.learning_rate = rate
+        if self.trainer.is_global_zero:
+            save_config(self.run.folder, self._resolved_config())
+        rank_zero_info(f"Training with the learning rate {rate:.3g}, found where {picture} has its mark.")
 
     def validate(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Evaluate a checkpoint on the validation images."""
@@ -338,24 +376,29 @@ class TrainingCLI(LightningCLI):
         """The folder for this training; only the first process creates and writes it."""
         options = self.config.fit
         runs_dir, name = Path(options.runs_dir), options.run or self._default_run
-        config = self._resolved_config()
         is_first_process = _is_first_process()
         if options.ckpt_path == "last":
             folder = runs_dir / name if options.run else latest_run(runs_dir, name)
             # Before its checkpoint is read, which the process that holds the folder would go on to change.
             if is_first_process and folder.is_dir():
                 self._held.enter_context(exclusive(folder))
-            run = resume_run(folder, config["model"])
+            if options.find_lr and (folder / CHECKPOINTS / LAST).is_file() and (folder / CONFIG).is_file():
+                # Found already.
+                earlier = read_config(str(folder / CONFIG))["model"]["learning_rate"]
+                self.model.learning_rate = options.model.learning_rate = earlier
+            run = resume_run(folder, self._resolved_config()["model"])
             rank_zero_info(f"Resuming {folder} after {run.epochs} epochs from {run.checkpoint}.")
         else:
             checkpoint = Path(options.ckpt_path) if options.ckpt_path else None
+            if checkpoint and options.find_lr:
+                raise ConfigError("--find_lr is for new weights; leave out --ckpt_path, or --find_lr.")
             run = Run(runs_dir / name, checkpoint)
             if is_first_process:
                 run = start_run(runs_dir, name, checkpoint)
                 self._held.push(partial(self._leave_no_trace, run.folder))
                 self._held.enter_context(exclusive(run.folder))
         if is_first_process:
-            save_config(run.folder, config)
+            save_config(run.folder, self._resolved_config())
             write_versions(run.folder)
         return run
 

@@ -21,6 +21,7 @@ class TrainingMeter(Callback):
         self.seconds = 0.0
         self.images = 0
         self.began = False
+        self._last: float | None = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._last = time.perf_counter()
@@ -43,6 +44,8 @@ class TrainingMeter(Callback):
         self.images = state_dict["images"]
 
     def _advance(self) -> None:
+        if self._last is None:  # not training yet
+            return
         now = time.perf_counter()
         self.seconds += now - self._last
         self._last = now

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.fabric.utilities.rank_zero import rank_zero_only
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import Logger
 
 from opteq.errors import ConfigError
 from opteq.system.files import write_beside
@@ -76,17 +76,3 @@ class MetricsCSV(Logger):
         writer.writerows(self._rows)
         with write_beside(self.path) as file:
             file.write(text.getvalue().encode())
-
-
-def resumed_tensorboard(folder: Path, last: dict[str, Any]) -> TensorBoardLogger:
-    """The logger for `tensorboard/` in the folder of a run, which goes on after a row of its table.
-
-    What was logged later is hidden, as it will be logged again. The row itself is logged anew: a training
-    that was killed after its checkpoint may not have come to that.
-    """
-    if not last:
-        return TensorBoardLogger(folder, name="tensorboard", version="")
-    step = int(last["step"])
-    logger = TensorBoardLogger(folder, name="tensorboard", version="", purge_step=step)
-    logger.log_metrics({name: float(value) for name, value in last.items() if name != "step" and value}, step)
-    return logger

@@ -155,8 +155,9 @@ class ClassifierModule(LightningModule):
     def on_train_epoch_end(self) -> None:
         self.log("learning_rate", self.trainer.optimizers[0].param_groups[0]["lr"], sync_dist=True)
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        self._evaluate(batch, batch_idx, self.trainer.val_dataloaders, "val", self.val_metrics)
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor | None:
+        """Logs the scores; returns the logits of the samples that are this process's own, if any."""
+        return self._evaluate(batch, batch_idx, self.trainer.val_dataloaders, "val", self.val_metrics)
 
     def test_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         self._evaluate(batch, batch_idx, self.trainer.test_dataloaders, "test", self.test_metrics)
@@ -267,10 +268,10 @@ class ClassifierModule(LightningModule):
 
     def _evaluate(
         self, batch: tuple[Tensor, Tensor], batch_idx: int, loader: Any, stage: str, metrics: MetricCollection
-    ) -> None:
+    ) -> Tensor | None:
         own = own_samples(loader, batch_idx, len(batch[0]))
         if own.stop == 0:
-            return
+            return None
         images, labels = (part[own] for part in batch)
         with solve_log(self.network) as solves:
             logits = self.network(images)
@@ -281,6 +282,7 @@ class ClassifierModule(LightningModule):
         loss = cross_entropy(logits, labels, reduction="sum") / max(known, 1)
         self._log_mean(f"{stage}_loss", loss, known)
         self._log_solves(stage, solves)
+        return logits
 
     def _log_scores(self, metrics: MetricCollection, logits: Tensor, labels: Tensor) -> None:
         metrics.update(logits, labels)

@@ -6,6 +6,7 @@
 `checkpoints/`            best and last          `summary.json`     results
 `model.safetensors`       weights of the best    `model.json`       what the weights belong to
 `report.html`             results to look at     `equilibrium.json`   what equilibria are worth
+`learning_rate.png`       the curve of --find_lr
 ========================= ====================== =======================================
 """
 

@@ -1,0 +1,62 @@
+"""The range test of the learning rate, by the command."""
+
+import csv
+
+import pytest
+import yaml
+
+from opteq.cli import main
+from tests.cli.conftest import TINY
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """With a run whose rate was found, and one that was given the same."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "tiny.yaml").write_text(TINY)
+    assert fit(folder, "found", "--find_lr", "true") == 0
+    assert fit(folder, "given", "--model.learning_rate", f"{rate_of(folder / 'found')!r}") == 0
+    return folder
+
+
+def fit(folder, name, *options):
+    command = ("fit", "--config", f"{folder}/tiny.yaml", "--runs_dir", f"{folder}", "--report", "false")
+    return main([*command, "--run", name, *options])
+
+
+def rate_of(run):
+    return yaml.safe_load((run / "config.yaml").read_text())["model"]["learning_rate"]
+
+
+def rows(run):
+    with (run / "metrics.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_a_training_goes_on_as_if_it_had_been_given_the_rate(folder):
+    assert 1e-6 < rate_of(folder / "found") < 1
+    assert rate_of(folder / "found") != 1e-2
+    assert rows(folder / "found") == rows(folder / "given")
+    assert len(rows(folder / "found")) == 2
+    assert (folder / "found" / "learning_rate.png").read_bytes().startswith(b"\x89PNG")
+    assert not (folder / "given" / "learning_rate.png").exists()
+
+
+def test_an_interrupted_training_keeps_its_rate(folder, caplog):
+    rate = rate_of(folder / "found")
+    caplog.clear()
+    more = ("--find_lr", "true", "--ckpt_path", "last", "--trainer.max_epochs", "3")
+    assert fit(folder, "found", *more) == 0
+    assert rate_of(folder / "found") == rate
+    assert "Training with the learning rate" not in caplog.text
+    assert [int(row["epoch"]) for row in rows(folder / "found")] == [0, 1, 2]
+
+
+def test_other_ways_are_refused(folder, capsys):
+    checkpoint = folder / "given" / "checkpoints" / "last.ckpt"
+    assert fit(folder, "other", "--find_lr", "true", "--ckpt_path", f"{checkpoint}") == 2
+    assert "--find_lr is for new weights" in capsys.readouterr().err
+    callback = "--trainer.callbacks+=lightning.pytorch.callbacks.LearningRateFinder"
+    assert fit(folder, "other", callback) == 2
+    assert "use --find_lr true" in capsys.readouterr().err
+    assert not (folder / "other").exists()
