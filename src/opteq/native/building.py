@@ -26,7 +26,7 @@ from opteq.native import compiling
 # One of the functions, by which the library is known from others.
 _FUNCTION = "opteq_forces"
 # By what PyTorch says of the processor.
-_PROCESSORS = dict(zip(("AVX2", "AVX512"), compiling.PROCESSORS, strict=True))
+_PROCESSORS: dict[str, str] = dict(zip(("AVX2", "AVX512"), compiling.PROCESSORS, strict=True))
 # Seconds for which a compiler that did not come to an end is not asked again.
 _MEMORY = 600
 # Characters of what a compiler says that are shown.
