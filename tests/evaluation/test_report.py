@@ -4,6 +4,7 @@ import json
 import re
 from html import escape
 from html.parser import HTMLParser
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import numpy as np
@@ -25,6 +26,7 @@ from opteq.models.bodies import Gaussian, Unit
 from opteq.operators.conv import Conv2d
 from opteq.plots.style import new_figure
 from opteq.solvers.anderson import Anderson
+from tests.evaluation.conftest import new_data, new_network
 from tests.networks import branch_classifier
 
 SUMMARY = {
@@ -61,9 +63,8 @@ class Page(HTMLParser):
             self.text += data
 
 
-@pytest.fixture
-def run(tmp_path):
-    folder = tmp_path / "a&b"
+def new_run(path):
+    folder = path / "a&b"
     folder.mkdir()
     (folder / "summary.json").write_text(json.dumps(SUMMARY))
     (folder / "metrics.csv").write_text(METRICS)
@@ -71,10 +72,23 @@ def run(tmp_path):
     return folder
 
 
-def test_the_page_is_self_contained_escaped_and_complete(run, network, data):
+@pytest.fixture
+def run(tmp_path):
+    return new_run(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A report, written once for all that only look at it, its folder, its network and its data."""
+    run, network = new_run(tmp_path_factory.mktemp("report")), new_network()
+    data = new_data(network)
     path = write_report(run, network, data)
-    shown = Page(path)
-    assert path == run / "report.html"
+    return SimpleNamespace(run=run, path=path, page=Page(path), network=network, data=data)
+
+
+def test_the_page_is_self_contained_escaped_and_complete(written):
+    path, shown = written.path, written.page
+    assert path == written.run / "report.html"
 
     images = [a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]
     assert shown.addresses == images
@@ -148,8 +162,8 @@ def test_the_page_says_what_the_equilibria_are(run, network, data):
     assert "This map has no hidden objective" in text
 
 
-def test_the_record_and_the_picture_lie_beside_the_page(run, network, data):
-    write_report(run, network, data)
+def test_the_record_and_the_picture_lie_beside_the_page(written):
+    run, data = written.run, written.data
     record = records.TestRecord.load(run / "record.npz")
     np.testing.assert_array_equal(record.labels, data.labels.numpy())
     assert record.class_names == tuple(data.class_names)
@@ -157,8 +171,8 @@ def test_the_record_and_the_picture_lie_beside_the_page(run, network, data):
 
 
 @pytest.mark.spec("R7.9")
-def test_the_page_says_what_the_equilibrium_is_worth(run, network, data):
-    shown = Page(write_report(run, network, data))
+def test_the_page_says_what_the_equilibrium_is_worth(written):
+    run, shown = written.run, written.page
     stored = json.loads((run / "equilibrium.json").read_text())
     record = records.TestRecord.load(run / "record.npz")
     assert stored["full_accuracy"] == pytest.approx(record.accuracy(), abs=1e-12)
@@ -175,8 +189,8 @@ def test_the_page_says_what_the_equilibrium_is_worth(run, network, data):
     assert len(layer["spectra"][0]["values"]) == 216
 
 
-def test_the_scores_of_each_class_stand_in_a_table_the_lowest_first(run, network, data):
-    write_report(run, network, data)
+def test_the_scores_of_each_class_stand_in_a_table_the_lowest_first(written):
+    run = written.run
     html = (run / "report.html").read_text(encoding="utf-8")
     rows = re.search(r"Scores of each class.*?<tbody>(.*?)</tbody>", html, re.DOTALL)[1]
     cells = [re.findall(r"<td>(.*?)</td>", row) for row in rows.split("</tr>")[:-1]]
@@ -202,8 +216,8 @@ def test_what_did_not_change_is_a_sentence(run, network, data):
     assert len([a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]) == 11
 
 
-def test_every_equilibrium_has_its_bound(run, network, data):
-    text = Page(write_report(run, network, data)).text
+def test_every_equilibrium_has_its_bound(written):
+    run, network, data, text = written.run, written.network, written.data, written.page.text
     assert "Above each z* stands how far from the true equilibrium it is at most" in text
     traces = records.TestRecord.load(run / "record.npz").traces
     pixels = torch.from_numpy(traces.images).movedim(-1, 1)
@@ -218,16 +232,16 @@ def test_every_equilibrium_has_its_bound(run, network, data):
     assert (traces.distance < 0.1 * shown.flatten(1).norm(dim=1).numpy()).all()
 
 
-def test_the_page_says_what_made_it(run, network, data):
-    assert "How it was made" not in Page(write_report(run, network, data)).text
+def test_the_page_says_what_made_it(run, network, data, written):
+    assert "How it was made" not in written.page.text
     (run / "versions.json").write_text(json.dumps(VERSIONS))
     text = Page(write_report(run, network, data)).text
     for value in VERSIONS.values():
         assert value in text
 
 
-def test_accuracy_comes_first(run, network, data):
-    text = Page(write_report(run, network, data)).text
+def test_accuracy_comes_first(written):
+    text = written.page.text
     assert text.index("Test accuracy") < text.index("Parameters")
 
 

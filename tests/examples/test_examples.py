@@ -65,7 +65,7 @@ def test_a_weight_within_the_bound_converges(tmp_path, capsys):
 
 @pytest.mark.spec("R6.4", "R6.7")
 def test_lipschitz_bounds_of_trained_layers_are_never_exceeded():
-    rows = load("lipschitz_bounds").main()
+    rows = load("lipschitz_bounds").main(pairs=2_000, steps=40)
     assert len(rows) == 4
     for ours, printed, pairs, ascent in rows:
         assert pairs > 0

@@ -80,6 +80,14 @@ from opteq.training.taskscores import SCORES
 
 # In the folder of a run: the curve of its range test.
 RATES = "learning_rate.png"
+# The commands, with the arguments of the `Trainer`'s methods that are not options.
+COMMON = {"model", "datamodule", "dataloaders", "weights_only"}
+COMMANDS = {
+    "fit": COMMON | {"train_dataloaders", "val_dataloaders"},
+    "validate": COMMON | {"verbose"},
+    "test": COMMON | {"verbose"},
+    "predict": COMMON | {"return_predictions"},
+}
 # The options that make a training what it is; the others name files of one run.
 REPRODUCIBLE = ("seed_everything", "trainer", "model", "data")
 
@@ -123,7 +131,7 @@ class TrainingCLI(LightningCLI):
 
     def __init__(self, arguments: list[str], default_run: str) -> None:
         self.outcome = ""
-        self._default_run = default_run
+        self._command, self._default_run = arguments[0], default_run
         self._meter = TrainingMeter()
         # Errors become one sentence, and a prefix of an option is not taken for the option.
         parser_options: dict[str, Any] = {"exit_on_error": False, "allow_abbrev": False}
@@ -143,16 +151,9 @@ class TrainingCLI(LightningCLI):
                 load_from_checkpoint_support=False,
             )
 
-    @staticmethod
-    def subcommands() -> dict[str, set[str]]:
-        """The commands, with the arguments of the `Trainer`'s methods that are not options."""
-        common = {"model", "datamodule", "dataloaders", "weights_only"}
-        return {
-            "fit": common | {"train_dataloaders", "val_dataloaders"},
-            "validate": common | {"verbose"},
-            "test": common | {"verbose"},
-            "predict": common | {"return_predictions"},
-        }
+    def subcommands(self) -> dict[str, set[str]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """The command that is run alone: a parser of each of the others would take as long as its own."""
+        return {self._command: COMMANDS[self._command]}
 
     def _prepare_subcommand_parser(
         self, klass: type, subcommand: str, **kwargs: Any
