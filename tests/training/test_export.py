@@ -8,6 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 
 import opteq
+from opteq import native
 from opteq.cli import main
 from opteq.errors import ConfigError
 from opteq.models.bodies import Coupled, Deep, Gaussian, Unit
@@ -140,4 +141,5 @@ def test_info_says_what_is_installed(capsys):
     assert main(["info"]) == 0
     said = capsys.readouterr().out
     assert f"torch           {torch.__version__.partition('+')[0]}" in said
-    assert "compiled code   " in said
+    assert "opteq-native    " in said
+    assert f"compiled code   {native.status().account}" in said
