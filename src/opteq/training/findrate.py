@@ -13,6 +13,8 @@ from opteq.plots.training import draw_rates
 from opteq.system.files import write_beside
 
 STEPS = 100
+# The first losses, which Lightning's smoothing leaves too low.
+_SKIPPED = 10
 
 
 def find_learning_rate(
@@ -30,11 +32,12 @@ def find_learning_rate(
         finder = Tuner(trainer).lr_find(
             model, datamodule=data, min_lr=1e-6, num_training=STEPS, update_attr=False
         )
-    rate = finder.suggestion() if finder else None
+    rate = finder.suggestion(_SKIPPED) if finder else None
     if finder is None or rate is None:
         raise ConfigError("The losses of --find_lr suggest no learning rate; leave it out and choose one.")
     if trainer.is_global_zero:
-        figure = draw_rates(finder.results["lr"], finder.results["loss"], rate)
+        rates, losses = (finder.results[name][_SKIPPED:] for name in ("lr", "loss"))
+        figure = draw_rates(rates, losses, rate)
         with write_beside(picture) as file:
             figure.savefig(file, format="png", dpi=150)
     return rate
