@@ -2,10 +2,13 @@
 
 import csv
 
+import numpy as np
 import pytest
 import yaml
 
 from opteq.cli import main
+from opteq.errors import ConfigError
+from opteq.training.findrate import steepest
 from tests.cli.conftest import TINY
 
 
@@ -60,3 +63,14 @@ def test_other_ways_are_refused(folder, capsys):
     assert fit(folder, "other", callback) == 2
     assert "use --find_lr true" in capsys.readouterr().err
     assert not (folder / "other").exists()
+
+
+def test_the_steepest_fall_is_that_on_a_log_scale():
+    rates = np.logspace(-6, 0, 90)
+    # A logistic fall in log10 of the rate is steepest at its middle, here 1e-2.
+    losses = 2.3 - 1 / (1 + np.exp(-4 * (np.log10(rates) + 2)))
+    assert steepest(rates, losses) == pytest.approx(1e-2, rel=0.1)
+    losses[-20:] = np.nan
+    assert steepest(rates, losses) == pytest.approx(1e-2, rel=0.1)
+    with pytest.raises(ConfigError, match="suggest no learning rate"):
+        steepest(rates[:1], losses[:1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def draw_curves(quantity: str, curves: Mapping[str, Curve]) -> Figure:
 
 
 @styled
-def draw_rates(rates: Sequence[float], losses: Sequence[float], chosen: float) -> Figure:
+def draw_rates(rates: NDArray[np.float64], losses: NDArray[np.float64], chosen: float) -> Figure:
     """Draw the loss of a range test against the learning rate, with the one that was chosen."""
     figure = new_figure(4.2, 3.0)
     axes = figure.add_subplot()

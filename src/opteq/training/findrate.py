@@ -4,9 +4,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.tuner.tuning import Tuner
 from lightning.pytorch.utilities.seed import isolate_rng
+from numpy.typing import NDArray
 
 from opteq.errors import ConfigError
 from opteq.plots.training import draw_rates
@@ -32,15 +34,29 @@ def find_learning_rate(
         finder = Tuner(trainer).lr_find(
             model, datamodule=data, min_lr=1e-6, num_training=STEPS, update_attr=False
         )
-    rate = finder.suggestion(_SKIPPED) if finder else None
-    if finder is None or rate is None:
-        raise ConfigError("The losses of --find_lr suggest no learning rate; leave it out and choose one.")
+    found = finder.results if finder else {"lr": [], "loss": []}
+    rates, losses = (np.array(found[name][_SKIPPED:], np.float64) for name in ("lr", "loss"))
+    rate = steepest(rates, losses)
     if trainer.is_global_zero:
-        rates, losses = (finder.results[name][_SKIPPED:] for name in ("lr", "loss"))
         figure = draw_rates(rates, losses, rate)
         with write_beside(picture) as file:
             figure.savefig(file, format="png", dpi=150)
     return rate
+
+
+def steepest(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> float:
+    """The rate at which the loss falls most steeply on a log scale of rates.
+
+    Lightning's own suggestion goes by a linear scale, on which the smallest rates always win.
+
+    Raises:
+        ConfigError: if there are too few losses to tell.
+    """
+    known = np.isfinite(losses)
+    if known.sum() < 2:
+        raise ConfigError("The losses of --find_lr suggest no learning rate; leave it out and choose one.")
+    slopes = np.gradient(losses[known], np.log(rates[known]))
+    return float(rates[known][slopes.argmin()])
 
 
 @contextmanager
