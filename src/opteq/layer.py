@@ -300,6 +300,12 @@ def _check_input(x: State, parameter: Tensor | None) -> None:
                 "Expected `x` with numbers, on which the steps of a solve depend, got a tensor on the meta"
                 " device, which has none; give `x` on another one, with the layer moved there by to_empty."
             )
+        if parameter is not None and parameter.is_meta:
+            raise ShapeError(
+                "Expected parameters with numbers, got those of a layer on the meta device: give it some by"
+                " to_empty and load_state_dict, or, where accelerate has offloaded them, ask it for"
+                ' preload_module_classes=["EquilibriumLayer"].'
+            )
         if parameter is not None and parameter.device != tensor.device:
             raise ShapeError(
                 f"Expected `x` on {parameter.device}, where the layer's parameters are, got {tensor.device};"
