@@ -96,8 +96,56 @@ def test_a_bound_above_the_norm_is_none_of_its_business():
 def test_wrong_shapes_are_found():
     with pytest.raises(ShapeError, match=r"Expected `Wᵀ y` of Mine of shape \(3, 5\), got \(3, 4\)\."):
         check_operator(changed(adjoint=lambda self, y: y), (5,))
-    with pytest.raises(ShapeError, match=r"after its `codomain`, of shape \(3, 2\), got \(3, 4\)\."):
-        check_operator(changed(codomain=(2,)), (5,))
+    with pytest.raises(ShapeError, match=r"after its `codomain`, of shape \(3, 4\), got \(3, 2\)\."):
+        check_operator(changed(__call__=lambda self, x: x @ self.tensors[0][:2].mT), (5,))
+    for codomain in ((2,), (4, 1)):
+        with pytest.raises(ShapeError, match=r"`codomain` of Mine to begin with its `out_channels`, 4, and"):
+            check_operator(changed(codomain=codomain), (5,))
+
+
+@pytest.mark.parametrize("shape", [(4,), (5, 5), (), 5, torch.Size([2, 5]), (5.0,), torch.rand(2, 5)])
+def test_a_shape_that_is_not_that_of_the_inputs_is_refused(shape):
+    with pytest.raises(ShapeError, match=r"Expected `shape` like \(5\), the `in_channels` of Mine"):
+        check_operator(changed(), shape)
+
+
+def test_an_operator_without_channels_is_found():
+    operator = Dense(3, 2)
+    del operator.out_channels
+    with pytest.raises(ConfigError, match="Dense has no `out_channels`, which maps ask for"):
+        check_operator(operator, (3,))
+
+
+def test_products_that_share_memory_are_found():
+    same = {"__call__": lambda self, x: x, "adjoint": lambda self, y: y, "codomain": (5,)}
+    operator = changed(**same)
+    operator.out_channels = 5
+    with pytest.raises(ConfigError, match="lies in the memory of what it is of"):
+        check_operator(operator, (5,))
+
+
+def test_products_without_the_weights_are_found():
+    def constant(self, t):
+        return t @ torch.eye(5, dtype=t.dtype)
+
+    operator = changed(__call__=constant, adjoint=constant, codomain=(5,))
+    operator.out_channels = 5
+    with pytest.raises(ConfigError, match="does not depend on its weights"):
+        check_operator(operator, (5,))
+
+
+@pytest.mark.parametrize(("wrong", "got"), [(lambda g: g, "a tensor"), (lambda g: (g, g), "2 of them")])
+def test_gradients_that_are_no_tuple_of_one_for_each_weight_are_found(wrong, got):
+    def gradient(self, *pairs):
+        return wrong(sum(y.mT @ x for x, y in pairs))
+
+    with pytest.raises(ShapeError, match=rf"give a tuple of 1, .* got {got}"):
+        check_operator(changed(weight_gradient=gradient), (5,))
+
+
+def test_a_bound_may_be_a_number():
+    operator = changed(quick_norm_bound=lambda self: 9.0, norm_bound=lambda self: 8.0)
+    assert check_operator(operator, (5,)).bound == 8
 
 
 def test_what_is_no_operator_or_has_no_numbers_is_refused():

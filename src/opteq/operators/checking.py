@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -57,7 +58,7 @@ def check_operator(W: LinearOperator, shape: tuple[int, ...]) -> OperatorReport:
         ShapeError: if a product has another shape than it should.
     """
     check_kind(LinearOperator, "W", W, "an opteq operator, a subclass of LinearOperator")
-    name, domain = type(W).__name__, tuple(shape)
+    name, domain = type(W).__name__, _domain(W, shape)
     attached = copy.deepcopy(W).double().eval().bind(domain)
     weights = tuple(t.detach().requires_grad_() for t in attached.tensors)
     if not all(t.isfinite().all() for t in weights):
@@ -71,11 +72,21 @@ def check_operator(W: LinearOperator, shape: tuple[int, ...]) -> OperatorReport:
     def random(*sizes: int) -> Tensor:
         return torch.randn(sizes, generator=generator, dtype=torch.float64).to(device)
 
+    if len(bound.codomain) != len(domain) or bound.codomain[0] != W.out_channels:
+        raise ShapeError(
+            f"Expected `codomain` of {name} to begin with its `out_channels`, {W.out_channels}, and to have"
+            f" {len(domain)} sides as `shape` has, got {tuple(bound.codomain)}."
+        )
     x, y = random(_PAIRS, *domain), random(_PAIRS, *bound.codomain)
     image = bound(x)
     _check_shape(f"`W x` of {name}, after its `codomain`,", image, y)
     back = bound.adjoint(y)
     _check_shape(f"`Wᵀ y` of {name}", back, x)
+    if image.data_ptr() == x.data_ptr() or back.data_ptr() == y.data_ptr():
+        raise ConfigError(
+            f"A product of {name} lies in the memory of what it is of, which callers would write into; give"
+            " it memory of its own, such as x.clone()."
+        )
     error = _adjoint_error(image, x, y, back)
     if not error <= _TOLERANCE:
         raise ConfigError(
@@ -89,7 +100,7 @@ def check_operator(W: LinearOperator, shape: tuple[int, ...]) -> OperatorReport:
             f" {gradient_error:.1e} from that of automatic differentiation; correct it."
         )
     norm = _norm(bound, random(1, *domain))
-    bounds = {key: getattr(bound.detach(), key)().item() for key in ("quick_norm_bound", "norm_bound")}
+    bounds = {key: float(getattr(bound.detach(), key)()) for key in ("quick_norm_bound", "norm_bound")}
     for key, value in bounds.items():
         if not value >= norm * (1 - _TOLERANCE):
             raise ConfigError(
@@ -97,6 +108,22 @@ def check_operator(W: LinearOperator, shape: tuple[int, ...]) -> OperatorReport:
                 " long; certificates need a bound that is never below the norm."
             )
     return OperatorReport(max(error, gradient_error), norm, bounds["norm_bound"], bounds["quick_norm_bound"])
+
+
+def _domain(W: LinearOperator, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of inputs, if it is one that `W` says it is for."""
+    name = type(W).__name__
+    for number in ("in_channels", "out_channels"):
+        if not hasattr(W, number):
+            raise ConfigError(f"{name} has no `{number}`, which maps ask for; set it in __init__.")
+    expected = ", ".join((str(W.in_channels), *W.sides))
+    given = isinstance(shape, Sequence) and all(isinstance(n, int) for n in shape)
+    if not given or len(shape) != 1 + len(W.sides) or shape[0] != W.in_channels:
+        raise ShapeError(
+            f"Expected `shape` like ({expected}), the `in_channels` of {name} and its `sides`, without the"
+            f" batch, got {tuple(shape) if given else type(shape).__name__}."
+        )
+    return tuple(shape)
 
 
 def _check_shape(what: str, value: Tensor, expected: Tensor) -> None:
@@ -115,9 +142,19 @@ def _adjoint_error(image: Tensor, x: Tensor, y: Tensor, back: Tensor) -> float:
 def _gradient_error(bound: BoundOperator, image: Tensor, x: Tensor, y: Tensor) -> float:
     if not bound.tensors:
         return 0.0
+    if not image.requires_grad:
+        raise ConfigError(
+            "What the operator computes does not depend on its weights; use `self.tensors` of the bound"
+            " operator, which are the weights as they act."
+        )
     expected = torch.autograd.grad((y * image).sum(), bound.tensors, materialize_grads=True)
     with torch.no_grad():
         computed = bound.weight_gradient((x, y))
+        if not isinstance(computed, tuple) or len(computed) != len(expected):
+            raise ShapeError(
+                f"Expected `weight_gradient` to give a tuple of {len(expected)}, one gradient for each of the"
+                f" weights, got {f'{len(computed)} of them' if isinstance(computed, tuple) else 'a tensor'}."
+            )
         for one, other in zip(computed, expected, strict=True):
             _check_shape("a gradient of weights", one, other)
         errors = [_largest((c - e).norm(), e.norm()) for c, e in zip(computed, expected, strict=True)]
