@@ -314,7 +314,7 @@ class TestImageFolder:
             prepared(ImageFolder(root))
 
     def test_classes_that_differ(self, folders):
-        with pytest.raises(ConfigError, match=r"differ.*: b is missing, c is not among them\."):
+        with pytest.raises(ConfigError, match=r"differ.*: b is missing, c is only there\."):
             prepared(ImageFolder(folders(train=("ab", 10), test=("ac", 3))))
 
     def test_unreadable_image(self, folders, tmp_path):

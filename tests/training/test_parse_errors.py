@@ -54,7 +54,11 @@ OPTIONS = ["trainer.max_epochs", "trainer.devices", "model.learning_rate", "mode
             "Problem with given class_path 'X':\n  Requirement 'wandb>=0.12' not met. HINT: Try running",
             "An option needs the package wandb>=0.12; install it with pip install 'wandb>=0.12'.",
         ),
-        ("No module named 'timm'", "An option needs the package timm, which is not installed."),
+        (
+            "No module named 'timm'",
+            "An option needs the module timm: no package of that name is installed, and there is no timm.py in the"
+            " current folder.",
+        ),
         ("Problems parsing config:\n  while parsing", "Problems parsing config: while parsing"),
     ],
 )

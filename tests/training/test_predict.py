@@ -105,7 +105,11 @@ def test_an_unreadable_image_is_skipped_and_named(images, tmp_path, content):
 def test_a_folder_without_a_readable_image_is_refused(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "images" / "x.jpg").write_bytes(b"no")
-    with pytest.raises(ConfigError, match=r"None of the 1 images in .* could be read"):
+    for images in (tmp_path / "images", tmp_path / "images" / "x.jpg"):
+        with pytest.raises(ConfigError, match=r"Could not read the image .*x\.jpg"):
+            predict_images(make_network(), CARD, images, print)
+    (tmp_path / "images" / "y.jpg").write_bytes(b"no")
+    with pytest.raises(ConfigError, match=r"None of the 2 images in .* could be read"):
         predict_images(make_network(), CARD, tmp_path / "images", print)
 
 

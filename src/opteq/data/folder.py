@@ -84,7 +84,7 @@ class ImageFolder(ImageDataModule):
         known = self.all_classes or classes
         if classes != known:
             missing = [f"{name} is missing" for name in known if name not in classes]
-            unknown = [f"{name} is not among them" for name in classes if name not in known]
+            unknown = [f"{name} is only there" for name in classes if name not in known]
             raise ConfigError(
                 f"The classes in {folder} differ from those of the other folders: "
                 f"{', '.join(missing + unknown)}."

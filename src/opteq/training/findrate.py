@@ -1,7 +1,9 @@
 """The learning rate by a range test, before a training."""
 
+import os
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +32,7 @@ def find_learning_rate(
     Raises:
         ConfigError: if the losses suggest none.
     """
-    with isolate_rng(), _enough_epochs(trainer):
+    with isolate_rng(), _enough_epochs(trainer), _without_bar():
         finder = Tuner(trainer).lr_find(
             model, datamodule=data, min_lr=1e-6, num_training=STEPS, update_attr=False
         )
@@ -57,6 +59,16 @@ def steepest(rates: NDArray[np.float64], losses: NDArray[np.float64]) -> float:
         raise ConfigError("The losses of --find_lr suggest no learning rate; leave it out and choose one.")
     slopes = np.gradient(losses[known], np.log(rates[known]))
     return float(rates[known][slopes.argmin()])
+
+
+@contextmanager
+def _without_bar() -> Iterator[None]:
+    """Lightning's bar, where it is no bar but a line for every step, goes nowhere."""
+    if sys.stderr.isatty():
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, redirect_stderr(nowhere):
+        yield
 
 
 @contextmanager

@@ -33,7 +33,10 @@ def explain(report: str, options: Collection[str]) -> str:
     if missing := re.search(r"Requirement '(.+?)' not met", report):
         return f"An option needs the package {missing[1]}; install it with pip install '{missing[1]}'."
     if missing := re.search(r"No module named '(.+?)'", report):
-        return f"An option needs the package {missing[1]}, which is not installed."
+        return (
+            f"An option needs the module {missing[1]}: no package of that name is installed, and there is no"
+            f" {missing[1].replace('.', '/')}.py in the current folder."
+        )
     if unknown := re.search(r"[Uu]nrecognized arguments: (?:--)?([^\s=]+)", report):
         return _unknown("There is no option", unknown[1], options)
     if unknown := re.search(r"Group '(.+)' does not accept option '(.+)'", report):

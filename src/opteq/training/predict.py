@@ -134,13 +134,14 @@ def iterate_predictions(
     network = network.to(device).eval()
     preprocess = Preprocess(Normalization(card.mean, card.std))
     files = [Path(images)] if Path(images).is_file() else find_images(Path(images), skip)
-    found = False
+    found, reason = False, None
     for start in follow(range(0, len(files), BATCH_SIZE), "Classifying"):
         pixels: dict[Path, Tensor] = {}
         for path in files[start : start + BATCH_SIZE]:
             try:
                 pixels[path] = read_image(path, card.in_channels, card.image_size)
             except ConfigError as error:
+                reason = error
                 skip(str(error))
         if not pixels:
             continue
@@ -157,6 +158,8 @@ def iterate_predictions(
         rows = zip(labels.tolist(), confidences.tolist(), converged.tolist(), residuals.tolist(), strict=True)
         for path, (label, *numbers) in zip(pixels, rows, strict=True):
             yield Prediction(path, card.class_names[label], *numbers)
+    if not found and reason is not None and len(files) == 1:
+        raise reason
     if not found:
         raise ConfigError(f"None of the {len(files)} images in {images} could be read.")
 
