@@ -56,8 +56,8 @@ OPTIONS = ["trainer.max_epochs", "trainer.devices", "model.learning_rate", "mode
         ),
         (
             "No module named 'timm'",
-            "An option needs the module timm: no package of that name is installed, and there is no timm.py in the"
-            " current folder.",
+            "An option needs the module timm: no package of that name is installed, and there is no timm.py"
+            " in the current folder.",
         ),
         ("Problems parsing config:\n  while parsing", "Problems parsing config: while parsing"),
     ],
