@@ -40,6 +40,20 @@ def test_it_answers_this_machine_alone(server, ask):
     assert ask("/api/network", headers={"Host": f"localhost:{server.server_port}"})[0] == 200
 
 
+def test_nothing_is_done_for_a_browser_that_has_gone(server, ask, monkeypatch):
+    asked = []
+    monkeypatch.setattr(server.viewer, "certificate", lambda key, settings: asked.append(key))
+    with server.lock:
+        for key in ("left", "stayed"):
+            connection = HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            connection.request("GET", f"/api/certificate?image={key}")
+            if key == "left":
+                connection.close()
+    assert connection.getresponse().status == 200
+    assert ask("/api/network")[0] == 200
+    assert asked == ["stayed"]
+
+
 def test_the_settings_of_a_query_are_in_force(ask):
     trained = ask("/api/equilibrium?image=test-0")[2]
     other = ask("/api/equilibrium?image=test-0&regulariser=squared%20norm&strength=0.5")[2]

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
+from select import select
+from socket import MSG_PEEK
 from threading import Lock
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -130,6 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._expect_own_host()
             with self.server.lock, warnings.catch_warnings():
+                if self._is_alone():
+                    self.close_connection = True
+                    return
                 # The page says what did not converge, or is not certified.
                 warnings.simplefilter("ignore")
                 content, status = work(), HTTPStatus.OK
@@ -143,6 +148,11 @@ class _Handler(BaseHTTPRequestHandler):
             content, status = {"error": reason}, HTTPStatus.INTERNAL_SERVER_ERROR
         body = json.dumps(content, allow_nan=False, ensure_ascii=False).encode()
         self._send(status, "application/json; charset=utf-8", body)
+
+    def _is_alone(self) -> bool:
+        """Whether the browser has gone meanwhile, so that nobody waits for what others would wait for too."""
+        ready, _, _ = select([self.connection], [], [], 0)
+        return bool(ready) and not self.connection.recv(1, MSG_PEEK)
 
     def _expect_own_host(self) -> None:
         # A page from elsewhere may have its own name point to this machine.
