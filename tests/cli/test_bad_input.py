@@ -118,7 +118,10 @@ def test_suites(run, refuses, options, sentence):
         (["--trainer.devices", "abc"], "An option of --trainer does not fit: `devices` selected with"),
         (["--trainer.logger", "WandbLogger"], "needs the package wandb"),
         (["--trainer.logger", "wandb"], "needs the package wandb: pip install wandb."),
-        (["--trainer.logger", "mlflow"], "Wrong value of"),
+        (
+            ["--trainer.logger", "mlflow"],
+            "expected one of 'csv', 'tensorboard', 'wandb' or there is no class mlflow.",
+        ),
         (
             ["--model.optimizer", "absent.optim.Lion"],
             "the module absent: no package of that name",

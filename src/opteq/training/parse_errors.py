@@ -131,7 +131,8 @@ def _complaint(report: str) -> str:
     text = re.sub(r"(?:a )?typing\.Literal\[(.+?)\]", r"one of \1", text)
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
     text = re.sub(r"(or )?Expected (a )?", r"\1expected ", text)
-    return text.rstrip(".")
+    # Where words or classes are named, nobody has to hear that a list or a truth value would do as well.
+    return re.sub(r" or expected (Iterable|bool)\b", "", text).rstrip(".")
 
 
 def _no_class(found: re.Match[str]) -> str:
