@@ -15,11 +15,10 @@ from benchmarks.environment import environment
 from benchmarks.measure import Deadline
 from benchmarks.table import measure_cell
 from benchmarks.targets import verdicts
+from opteq.cli import INTERRUPTED
 from opteq.errors import OpteqError
 from opteq.system.memory import keep_freed_memory
 from opteq.system.progress import Pace
-
-INTERRUPTED = 130
 
 
 def main(arguments: list[str]) -> None:

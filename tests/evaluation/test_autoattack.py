@@ -5,32 +5,19 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 import opteq
 from opteq.data.digits import Digits
 from opteq.data.images import read_image
 from opteq.data.preprocess import Normalization, Preprocess
 from opteq.evaluation.attacks import PGD, attacked_accuracy
-from opteq.evaluation.display import channelwise
+from opteq.evaluation.display import OfPixels
 from opteq.models.loading import ModelCard
 
 autoattack = pytest.importorskip("pyautoattack")
 CIFAR10 = os.environ.get("OPTEQ_CIFAR10")
 """A folder with the test images of CIFAR-10, `CLASS/FILE`."""
 IMAGES = 30
-
-
-class OfPixels(nn.Module):
-    """A network as a function of pixels in [0, 1]."""
-
-    def __init__(self, network, normalization):
-        super().__init__()
-        self.network = network
-        self.mean, self.deviation = channelwise(normalization)
-
-    def forward(self, pixels):
-        return self.network((pixels - self.mean) / self.deviation)
 
 
 def digits(card):

@@ -50,11 +50,10 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
     output.mkdir(parents=True, exist_ok=True)
     with exclusive(output), _going_on():
         _keep_plan(table, output, options)
-        todo = trainings(table)
-        missing = [run for run in todo if not (output / run_name(*run) / SCORES).is_file()]
+        todo = [(row, seed, output / run_name(row, seed)) for row, seed in trainings(table)]
+        missing = [(number, *run) for number, run in enumerate(todo, 1) if not (run[2] / SCORES).is_file()]
         pace = Pace(len(missing))
-        for row, seed in missing:
-            folder = output / run_name(row, seed)
+        for number, row, seed, folder in missing:
             if not (folder / SUMMARY).is_file():
                 _train(table, row, seed, output, options)
             scores = _scores(folder, measures)
@@ -67,7 +66,7 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
             score = f"{table.compare} {scores[table.compare]:.4g}"
             pace.advance()
             left = f"; about {duration(pace.left)} left" if pace.left else ""
-            report(f"[{todo.index((row, seed)) + 1}/{len(todo)}] {row.name}, seed {seed}: {score}{left}")
+            report(f"[{number}/{len(todo)}] {row.name}, seed {seed}: {score}{left}")
 
 
 @contextmanager

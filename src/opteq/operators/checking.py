@@ -55,7 +55,7 @@ def check_operator(W: LinearOperator, shape: tuple[int, ...]) -> OperatorReport:
     Raises:
         ConfigError: saying what does not hold, and by how much.
         NonFiniteError: if the weights are not finite.
-        ShapeError: if a product has another shape than it should.
+        ShapeError: if `shape` is not that of its inputs, or a product or gradient has another than it should.
     """
     check_kind(LinearOperator, "W", W, "an opteq operator, a subclass of LinearOperator")
     name, domain = type(W).__name__, _domain(W, shape)

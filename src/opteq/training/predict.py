@@ -158,10 +158,9 @@ def iterate_predictions(
         rows = zip(labels.tolist(), confidences.tolist(), converged.tolist(), residuals.tolist(), strict=True)
         for path, (label, *numbers) in zip(pixels, rows, strict=True):
             yield Prediction(path, card.class_names[label], *numbers)
-    if not found and reason is not None and len(files) == 1:
-        raise reason
     if not found:
-        raise ConfigError(f"None of the {len(files)} images in {images} could be read.")
+        whole = ConfigError(f"None of the {len(files)} images in {images} could be read.")
+        raise reason if reason is not None and len(files) == 1 else whole
 
 
 def _readable(path: Path) -> str:
