@@ -1,6 +1,7 @@
 """The range test of the learning rate, by the command."""
 
 import csv
+from contextlib import redirect_stderr
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ def folder(tmp_path_factory):
     """With a run whose rate was found, and one that was given the same."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "tiny.yaml").write_text(TINY)
-    assert fit(folder, "found", "--find_lr", "true") == 0
+    with (folder / "stderr.txt").open("w") as said, redirect_stderr(said):
+        assert fit(folder, "found", "--find_lr", "true") == 0
     assert fit(folder, "given", "--model.learning_rate", f"{rate_of(folder / 'found')!r}") == 0
     return folder
 
@@ -43,6 +45,10 @@ def test_a_training_goes_on_as_if_it_had_been_given_the_rate(folder):
     assert len(rows(folder / "found")) == 2
     assert (folder / "found" / "learning_rate.png").read_bytes().startswith(b"\x89PNG")
     assert not (folder / "given" / "learning_rate.png").exists()
+
+
+def test_in_a_pipe_the_range_test_has_no_line_for_every_step(folder):
+    assert "Finding best initial lr" not in (folder / "stderr.txt").read_text()
 
 
 def test_an_interrupted_training_keeps_its_rate(folder, caplog):
