@@ -6,11 +6,13 @@ import math
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from opteq.evaluation.ascent import Ball, Height, Measure, falling_steps, steps_of_one_size
 from opteq.evaluation.display import Normalization, channelwise
 from opteq.evaluation.passes import eval_mode, refuse_non_finite
 from opteq.options import require, strict_options
@@ -29,16 +31,17 @@ class PGD:
 
     To judge how robust a network is, take many steps of falling size, and restarts, as in
     `PGD(steps=100, step_size=None, restarts=5)`: steps of one size, and one loss, overstate it (Croce & Hein
-    2020).
+    2020). These are the steps of their Auto-PGD: from `2ε` on, halved where they no longer help, with
+    momentum, and what comes out is the image of all on the way whose wrong class led furthest.
 
     Args:
         steps: number of gradient steps.
         epsilon: `ε`, the largest change of a pixel.
-        step_size: `α`; None for `2ε(1 - k/steps)` in step `k = 0, 1, …`.
+        step_size: `α`; None for steps that are halved where they no longer help, see above.
         random_start: start from a random point of the ball rather than from the image.
-        restarts: attacks on an image, until one changes its class. The second one is on the difference to the
-            likeliest wrong class, `m = l_j - l_y`, the next on that to the second likeliest, and so on (Gowal
-            et al. 2019); after the last class it begins anew.
+        restarts: attacks on an image, until one changes its class. If there are several, each is on the
+            difference to one wrong class, `m = l_j - l_y` (Gowal et al. 2019): the likeliest, the second, the
+            third, and then the likeliest again, from another start.
     """
 
     steps: int = 3
@@ -95,36 +98,20 @@ class PGD:
                     break
                 rival = rivals[restart % len(rivals)]
                 attacked[left], unseen = self._attack_once(
-                    network,
+                    partial(_measure, network, labels[left], None if rival is None else rival[left]),
                     images[left],
-                    labels[left],
-                    None if rival is None else rival[left],
-                    (lowest[left], highest[left], 1 / deviation),
+                    Ball(lowest[left], highest[left], 1 / deviation),
                 )
                 blind[left] &= unseen
         return attacked, blind
 
-    def _attack_once(
-        self,
-        network: nn.Module,
-        images: Tensor,
-        labels: Tensor,
-        rivals: Tensor | None,
-        space: tuple[Tensor, Tensor, Tensor],
-    ) -> tuple[Tensor, Tensor]:
-        """One attack within the bounds of a `space`, which come with the size of a pixel's unit there."""
-        lowest, highest, unit = space
-        attacked = images
+    def _attack_once(self, measure: Measure, images: Tensor, ball: Ball) -> tuple[Tensor, Tensor]:
+        start = images
         if self.random_start:
-            noise = self.epsilon * unit * (2 * torch.rand_like(images) - 1)
-            attacked = (images + noise).clamp(lowest, highest)
-        blind = torch.zeros(len(images), dtype=torch.bool, device=images.device)
-        for k in range(self.steps):
-            size = 2 * self.epsilon * (1 - k / self.steps) if self.step_size is None else self.step_size
-            gradient = _loss_gradient(network, attacked, labels, rivals)
-            blind |= ~gradient.flatten(1).any(1)
-            attacked = (attacked + size * unit * gradient.sign()).clamp(lowest, highest)
-        return attacked, blind
+            start = ball.clip(images + self.epsilon * ball.unit * (2 * torch.rand_like(images) - 1))
+        if self.step_size is None:
+            return falling_steps(measure, start, ball, self.steps, 2 * self.epsilon)
+        return steps_of_one_size(measure, start, ball, self.steps, self.step_size)
 
 
 def attacked_accuracy(
@@ -165,24 +152,24 @@ def _logits(network: nn.Module, images: Tensor) -> Tensor:
         return network(images)
 
 
-def _rivals(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor | None]:
-    """None for all wrong classes together, then the wrong classes `(batch,)`, the likeliest ones first."""
+def _rivals(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
+    """The three likeliest wrong classes, each `(batch,)`; fewer where there are fewer."""
     logits = _logits(network, images)
     wrong = logits.scatter(1, labels[:, None], -math.inf).argsort(1, descending=True)[:, :-1]
-    return [None, *wrong.unbind(1)]
+    return list(wrong[:, :3].unbind(1))
 
 
-def _loss_gradient(network: nn.Module, images: Tensor, labels: Tensor, rivals: Tensor | None) -> Tensor:
-    """Of the logarithmic odds of all wrong classes, or of the logit of one, against the true class."""
+def _measure(network: nn.Module, labels: Tensor, rivals: Tensor | None, images: Tensor) -> Height:
+    """With the logarithmic odds of all wrong classes, or the logit of one, against the true class as loss."""
     with torch.enable_grad():
         images = images.detach().requires_grad_()
         logits = network(images)
         refuse_non_finite(logits)
         logits = logits.double()
         true = F.one_hot(labels, logits.shape[1]).bool()
-        if rivals is None:
-            against = logits.masked_fill(true, -math.inf).logsumexp(1)
-        else:
-            against = logits.gather(1, rivals[:, None])[:, 0]
+        wrong, right = logits.masked_fill(true, -math.inf), logits[true]
+        against = wrong.logsumexp(1) if rivals is None else logits.gather(1, rivals[:, None])[:, 0]
+        loss = against - right
         # Summed, so that every sample's gradient is that of its own loss.
-        return torch.autograd.grad((against - logits[true]).sum(), images)[0]
+        (gradient,) = torch.autograd.grad(loss.sum(), images)
+    return Height(loss.detach(), gradient, (wrong.amax(1) - right).detach())
