@@ -179,7 +179,7 @@ def _claims(table: Table, scores: Mapping[str, Mapping[int, Mapping[str, Any]]])
     if not table.claims:
         return []
     words = {"better": "holds", "worse": "contrary"}
-    lines = ["", "| the paper finds | in | difference | verdict |", "| :-- | :-- | --: | :-- |"]
+    lines = ["", "| expected | in | difference | verdict |", "| :-- | :-- | --: | :-- |"]
     for claim in table.claims:
         name = claim.score or table.compare
         found = difference(values(scores[claim.better], name), values(scores[claim.worse], name))

@@ -90,7 +90,7 @@ class Table:
         columns: scores that are shown, see `opteq.experiments.comparison`.
         measure: functions that score a trained network, by import path, see `opteq.experiments.measures`.
         curves: what is drawn as a curve: for each quantity, the rows for its values.
-        claims: the orderings that the paper finds.
+        claims: the orderings that the paper finds, or that the table asks after.
         scale: one of `SCALES`.
         setting: one line about what is trained at this scale.
         paper: the same of the paper's own setting.
