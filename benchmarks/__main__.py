@@ -62,7 +62,7 @@ def run_table(options: argparse.Namespace) -> None:
 
 
 def run_curves(options: argparse.Namespace) -> None:
-    """The cost curves."""
+    """The growth curves."""
     from benchmarks import curves
 
     deadline = Deadline(options.seconds)
@@ -84,7 +84,7 @@ def run_curves(options: argparse.Namespace) -> None:
         "curves": {axis: [asdict(p) for p in points] for axis, points in measured.items()},
         "targets": [asdict(v) for v in judged],
     }
-    _write(options, "curves", "Cost curves", body, data)
+    _write(options, "curves", "Growth curves", body, data)
     curves.save_plot(measured, options.out / "curves.png")
 
 
@@ -109,7 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--quick", action="store_true", help="shrunken cells, to see that everything works")
     table.set_defaults(run=run_table)
 
-    curves = commands.add_parser("curves", parents=[common], help="time against size and tolerance")
+    curves = commands.add_parser("curves", parents=[common], help="growth of time with size and accuracy")
     _add_choice(curves, "--axes", CURVES)
     curves.add_argument("--runs", type=_positive, default=9, help="timed runs of every point (9)")
     curves.add_argument(

@@ -74,13 +74,29 @@ CELLS = {
     )
 }
 
-# The axes of the cost curves, all through the first cell.
+_BRANCHES, _DEEP = CELLS["mopteq"], CELLS["deep"]
+
+
+def _branches(n: int) -> Cell:
+    family = MultiBranch(Convolution(3), hidden=(64,) * n, reductions=(1, 2, 4, 8)[:n])
+    return replace(_BRANCHES.resized(batch=8), family=family)
+
+
+def _units(n: int) -> Cell:
+    return replace(_DEEP, family=Deep(Convolution(3), hidden=(64,) * n))
+
+
+# The axes of the growth curves: all through the first cell, but for those of branches and of depth.
 CURVES: dict[str, dict[float, Cell]] = {
-    "batch": {n: _OPTEQ.resized(batch=n) for n in (1, 2, 4, 8, 16, 32, 64, 128, 256)},
+    "batch": {n: _OPTEQ.resized(batch=n) for n in (1, 4, 16, 64, 256)},
     "resolution": {n: _OPTEQ.resized(size=n) for n in (8, 16, 32, 64)},
     "channels": {n: _OPTEQ.resized(channels=n, hidden=n) for n in (16, 32, 64, 128, 256)},
+    "branches": {n: _branches(n) for n in (2, 3, 4)},
+    "depth": {n: _units(n) for n in (1, 2, 4, 8)},
     # Tolerances below 1e-5 need float64, so all of this curve is in it, on fewer samples.
     "tolerance": {
-        10.0**-n: replace(_OPTEQ.resized(batch=4), tol=10.0**-n, dtype=torch.float64) for n in range(2, 9)
+        10.0**-n: replace(_OPTEQ.resized(batch=4), tol=10.0**-n, dtype=torch.float64) for n in range(2, 9, 2)
     },
+    "norm": {norm: _OPTEQ.resized(norm=norm) for norm in (0.9, 0.97, 0.99, 0.997, 0.999)},
+    "threads": dict.fromkeys((1, 2), _OPTEQ),
 }

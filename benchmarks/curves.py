@@ -1,9 +1,9 @@
-"""Cost curves: how the time of a step grows with the size of the problem and with the accuracy."""
+"""Growth: how the time of a step grows along one axis, beside torchdeq's and that of the bare operators."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +11,7 @@ import torch
 from matplotlib.figure import Figure
 
 from benchmarks.cells import CURVES, Cell
-from benchmarks.contenders import LIMIT, OURS
+from benchmarks.contenders import IFT, LIMIT, OURS, TorchDEQ
 from benchmarks.measure import Deadline
 from benchmarks.problem import Problem
 from benchmarks.report import markdown_table
@@ -19,7 +19,8 @@ from benchmarks.table import measure, ours_and_limit
 from benchmarks.targets import Verdict
 from opteq.plots.style import new_figure, styled
 
-_PROPORTIONAL = 1.2
+_STEEPER = 1.1
+_COLUMNS = 4
 
 
 @dataclass(frozen=True)
@@ -27,11 +28,11 @@ class Point:
     """One point of a curve, times in seconds.
 
     Attributes:
-        value: batch size, resolution, channels or tolerance.
+        value: where on the axis.
         forward, backward, step: of our layer.
-        bare: a step of the bare operators.
-        evaluations: forward and backward.
-        work: multiplications in the bare operators of a step.
+        bare: a step of the bare operators, for as many evaluations.
+        theirs: an implicit step of torchdeq, to the same tolerances.
+        evaluations: ours, forward and backward.
     """
 
     value: float
@@ -39,8 +40,8 @@ class Point:
     backward: float
     step: float
     bare: float
+    theirs: float
     evaluations: tuple[int, int]
-    work: float
 
 
 def measure_curve(axis: str, device: torch.device, runs: int, deadline: Deadline) -> list[Point]:
@@ -49,48 +50,41 @@ def measure_curve(axis: str, device: torch.device, runs: int, deadline: Deadline
     for value, cell in CURVES[axis].items():
         if deadline.passed():
             break
-        points.append(_measure_point(value, cell, device, runs))
+        with _threads(int(value) if axis == "threads" else torch.get_num_threads()):
+            points.append(_measure_point(value, cell, device, runs))
     return points
 
 
-def spread(rates: Sequence[float]) -> float:
-    """Smallest factor `f` such that one constant is within a factor `f` of all rates."""
-    return math.sqrt(max(rates) / min(rates))
-
-
 def verdicts(curves: dict[str, list[Point]]) -> list[Verdict]:
-    """Whether time is proportional to the work, for our layer; the same number for the bare operators."""
+    """Whether our time, from one end of a curve to the other, grows no more than that of the bare operators.
+
+    The curve of threads has no such end: there is nothing to grow.
+    """
     found = []
     for axis, points in curves.items():
-        for quantity, rates in (
-            ("time / work, ours", [p.step / p.work for p in points]),
-            ("time / bare operators, ours", [p.step / p.bare for p in points]),
-            ("time / work, bare operators", [p.bare / p.work for p in points]),
-        ):
-            factor = spread(rates)
-            bound = f"constant within a factor {_PROPORTIONAL:g}"
-            found.append(Verdict(axis, quantity, f"factor {factor:.2f}", bound, factor <= _PROPORTIONAL))
+        if axis == "threads":
+            continue
+        growth = points[-1].step / points[0].step
+        bare = points[-1].bare / points[0].bare
+        measured = f"{growth:.2f} times, bare operators {bare:.2f}"
+        bound = f"at most {_STEEPER:g} times theirs"
+        found.append(Verdict(axis, "growth of a step", measured, bound, growth <= _STEEPER * bare))
     return found
 
 
 def curve_markdown(axis: str, points: Sequence[Point]) -> str:
     """The table of one curve."""
     columns = (
-        axis, "forward ms", "backward ms", "step ms", "bare operators ms", "step / bare", "evaluations",
-        "GMAC", "ours GMAC/s", "bare GMAC/s",
+        axis, "forward ms", "backward ms", "step ms", "bare operators ms", "torchdeq ms", "step / bare",
+        "torchdeq / step", "evaluations",
     )  # fmt: skip
     rows = (
         (
             f"{p.value:g}",
-            f"{1e3 * p.forward:.1f}",
-            f"{1e3 * p.backward:.1f}",
-            f"{1e3 * p.step:.1f}",
-            f"{1e3 * p.bare:.1f}",
+            *(f"{1e3 * seconds:.1f}" for seconds in (p.forward, p.backward, p.step, p.bare, p.theirs)),
             f"{p.step / p.bare:.2f}",
+            f"{p.theirs / p.step:.2f}",
             "{} + {}".format(*p.evaluations),
-            f"{p.work / 1e9:.2f}",
-            f"{p.work / p.step / 1e9:.1f}",
-            f"{p.work / p.bare / 1e9:.1f}",
         )
         for p in points
     )
@@ -100,22 +94,21 @@ def curve_markdown(axis: str, points: Sequence[Point]) -> str:
 
 @styled
 def plot(curves: dict[str, list[Point]]) -> Figure:
-    """Time per step along every curve, beside the bare operators and a line proportional to the work."""
-    figure = new_figure(3.2 * len(curves), 3.0)
-    for axes, (axis, points) in zip(
-        figure.subplots(1, len(curves), squeeze=False)[0], curves.items(), strict=True
-    ):
-        values = [p.value for p in points]
-        pace = math.exp(sum(math.log(p.step / p.work) for p in points) / len(points))
-        axes.loglog(values, [1e3 * p.step for p in points], "o-", label="opteq, step")
-        axes.loglog(values, [1e3 * p.bare for p in points], "s-", label="bare operators")
-        axes.loglog(values, [1e3 * pace * p.work for p in points], "--", label="proportional to the work")
-        axes.set(title=axis, ylabel="ms per step")
-        axes.set_xticks(values, [f"{value:g}" for value in values])
-        axes.tick_params(axis="x", which="minor", bottom=False, labelbottom=False)
-        if axis == "tolerance":
-            axes.invert_xaxis()
-    figure.axes[0].legend()
+    """Time per step along every curve, on a logarithmic scale, point by point."""
+    rows = -(-len(curves) // _COLUMNS)
+    figure = new_figure(2.9 * min(len(curves), _COLUMNS), 2.6 * rows)
+    panels = figure.subplots(rows, min(len(curves), _COLUMNS), squeeze=False).flat
+    for axes, (axis, points) in zip(panels, curves.items(), strict=False):
+        places = range(len(points))
+        axes.semilogy(places, [1e3 * p.theirs for p in points], "^-", label="torchdeq, implicit gradient")
+        axes.semilogy(places, [1e3 * p.bare for p in points], "s-", label="bare operators")
+        axes.semilogy(places, [1e3 * p.step for p in points], "o-", label="opteq")
+        axes.set(title=axis, xticks=places, xticklabels=[f"{p.value:g}" for p in points])
+    for axes in figure.axes[:: min(len(curves), _COLUMNS)]:
+        axes.set_ylabel("ms per step")
+    for axes in figure.axes[len(curves) :]:
+        axes.set_axis_off()
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
 
 
@@ -124,13 +117,23 @@ def save_plot(curves: dict[str, list[Point]], path: Path) -> None:
     plot(curves).savefig(path, dpi=150)
 
 
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def _measure_point(value: float, cell: Cell, device: torch.device, runs: int) -> Point:
     problem = Problem(cell, device)
-    contenders = [c for layout in cell.family.operator.layouts for c in ours_and_limit(problem, layout)]
+    contenders = []
+    for layout in cell.family.operator.layouts:
+        contenders += ours_and_limit(problem, layout)
+        contenders.append(TorchDEQ(problem, layout, IFT, attached=1, ift=True))
     rows = measure(contenders, runs, with_quality=False)
-    ours, limit = rows[OURS], rows[LIMIT]
-    sizes = cell.sizes
-    single = cell.family.operator.multiplications(sizes.channels, sizes.hidden, sizes.size) * sizes.batch
-    # The injection, two operators per evaluation, and the five that make the gradients.
-    work = single * (6 + 2 * sum(ours.evaluations))
-    return Point(value, ours.forward, ours.backward, ours.step, limit.step, ours.evaluations, work)
+    ours = rows[OURS]
+    others = (rows[LIMIT].step, rows[IFT].step)
+    return Point(value, ours.forward, ours.backward, ours.step, *others, ours.evaluations)

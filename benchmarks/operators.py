@@ -47,11 +47,6 @@ class Operator(ABC):
     def module(self, in_channels: int, out_channels: int) -> LinearOperator:
         """The library's operator of this kind."""
 
-    def multiplications(self, in_channels: int, out_channels: int, size: int) -> int:
-        """Multiplications of `W x` for one sample, padding counted as if it were pixels."""
-        pixels = math.prod(self.domain(1, size))
-        return math.prod(self.weight_shape(in_channels, out_channels)) * pixels
-
 
 @dataclass(frozen=True)
 class Convolution(Operator):

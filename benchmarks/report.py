@@ -27,9 +27,8 @@ the memory that it frees (`opteq.keep_freed_memory`), for all contenders alike. 
 """
 
 CURVE_NOTES = """\
-Each point is one training step of opteq and of the bare operators for as many evaluations, medians over
-interleaved runs. Work counts the multiplications of the bare operators (GMAC: 10⁹ of them), padding as
-if it were pixels. Time is proportional to the work if one constant fits all points of a curve.
+Each point is one training step of opteq, of torchdeq with its implicit gradient to the same tolerances, and
+of the bare operators for as many evaluations as opteq makes; medians over interleaved runs.
 """
 
 
