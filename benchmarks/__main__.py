@@ -15,8 +15,8 @@ from benchmarks.environment import environment
 from benchmarks.measure import Deadline
 from benchmarks.table import measure_cell
 from benchmarks.targets import verdicts
-from opteq.cli import INTERRUPTED
 from opteq.errors import OpteqError
+from opteq.interrupts import INTERRUPTED
 from opteq.system.memory import keep_freed_memory
 from opteq.system.progress import Pace
 

@@ -42,6 +42,15 @@ def test_wheel_holds_configurations_types_and_licence(wheel_files):
     assert any(file.endswith("licenses/LICENSE") for file in wheel_files)
 
 
+def test_an_attribute_that_there_is_not_may_have_been_another():
+    with pytest.raises(AttributeError, match=r"no attribute 'Andersn'; did you mean Anderson\?$"):
+        opteq.Andersn  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'laod'; did you mean load\?$"):
+        opteq.laod  # noqa: B018
+    with pytest.raises(AttributeError, match=r"no attribute 'dance'$"):
+        opteq.dance  # noqa: B018
+
+
 def test_version_is_the_same_everywhere():
     citation = re.search(r"^version: (\S+)$", (ROOT / "CITATION.cff").read_text(), re.MULTILINE)
     assert citation is not None

@@ -1,8 +1,9 @@
 """Optimization-induced equilibrium models for PyTorch."""
 
 from importlib import import_module
-from typing import TYPE_CHECKING
 
+# Known to type checkers by its name; `typing` itself takes longer to import than all the rest here.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from opteq.api import *  # noqa: F403
     from opteq.models.loading import load as load
@@ -18,7 +19,10 @@ def __getattr__(name: str) -> object:
         api = import_module("opteq.api")
         globals().update({known: getattr(api, known) for known in ("__all__", *api.__all__)})
     if name not in globals():
-        raise AttributeError(f"module 'opteq' has no attribute {name!r}")
+        from opteq.spelling import did_you_mean
+
+        hint = did_you_mean(name, __dir__(), "")
+        raise AttributeError(f"module 'opteq' has no attribute {name!r}" + (f"; {hint}" if hint else ""))
     return globals()[name]
 
 

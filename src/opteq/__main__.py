@@ -1,7 +1,18 @@
-"""`python -m opteq` is the command `opteq`."""
+"""The program: `opteq`, or `python -m opteq`."""
 
 import sys
 
-from opteq.cli import main
+from opteq.interrupts import interrupted
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command, of which an interrupt is told in a sentence also while it is still being imported."""
+    try:
+        from opteq.cli import main as run
+    except KeyboardInterrupt:
+        return interrupted()
+    return run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -11,10 +11,12 @@ from typing import Any, NoReturn
 
 from opteq.configs import presets, read_config, resolve_config
 from opteq.errors import ConfigError, OpteqError
+from opteq.interrupts import interrupted
+from opteq.spelling import did_you_mean
 from opteq.system.memory import keep_freed_memory
 from opteq.system.shortage import shortage
 
-HELP = """\
+_HELP = """\
 opteq trains and examines optimization-induced equilibrium models.
 
   opteq presets                        list the packaged configurations
@@ -29,7 +31,22 @@ opteq trains and examines optimization-induced equilibrium models.
   opteq reproduce --list               list the tables and figures of the papers, and what has been run
   opteq reproduce TABLE                train and compare its rows; a second call goes on
 
-Options change a configuration, for example
+`opteq COMMAND --help` says how to use one of them, for example what options change a training.
+`opteq info` prints versions, devices and whether compiled code is used, `opteq --version` the version.
+"""
+
+_FIT_HELP = """\
+Train a network; leaves runs/NAME with checkpoints, curves, weights and report.html.
+
+  opteq fit --config NAME_OR_FILE [OPTIONS]
+
+`opteq presets` lists the packaged configurations, which can be copied and edited. For example, handwritten
+digits in half a minute, with another solver, and then again from where it was interrupted:
+
+  opteq fit --config digits --run mine --model.network.body.solver Picard
+  opteq fit --config digits --run mine --model.network.body.solver Picard --ckpt_path last
+
+Options change the configuration, wherever they stand:
 
   --trainer.max_epochs 5                 length of the training
   --model.network.stem.channels 96       channels of the features, and of what follows from them
@@ -48,17 +65,51 @@ Options change a configuration, for example
 
 Classes of your own are named like --model.network.body mine.Body, for one in mine.py of the current folder.
 
-`opteq COMMAND --help-all` lists every option, `--print_config` shows the configuration that results.
-`opteq info` prints versions, devices and whether compiled code is used, `opteq --version` the version.
-Packaged configurations can be copied and edited.
+`opteq fit --help-all` lists every option, `--print_config` behind the others the configuration that results.
 """
+
+_TEST_HELP = """\
+Evaluate the best checkpoint of a run on the test images, or by suites.
+
+  opteq test RUN [OPTIONS]
+
+For example
+
+  opteq test runs/digits
+  opteq test runs/digits --suite corruptions,attacks --suite_images 200
+
+The suites are corruptions, attacks, ood, subclasses, saliency, equilibrium and segmentation; each leaves
+tables and figures in RUN/evaluation, and goes on where it was stopped.
+
+  --suite_images 200                     so many test images at most
+  --epsilons 1/255,0.03                  attacks: the largest changes of a pixel, of 1
+  --restarts 5                           attacks on each image
+  --corrupted DIR                        corruptions: the folder of CIFAR-10-C; unless given, they are made
+  --unknown DIR                          ood: a folder of images of other classes
+  --data.root DIR                        where the data set is, and every other option of opteq fit
+
+`opteq test --help-all` lists every option.
+"""
+
+_VALIDATE_HELP = """\
+Evaluate the best checkpoint of a run on the validation images.
+
+  opteq validate RUN [OPTIONS]
+
+For example
+
+  opteq validate runs/digits --data.batch_size 500
+
+Options are those of opteq fit; `opteq validate --help-all` lists them.
+"""
+
+_HELP_OF = {"fit": _FIT_HELP, "test": _TEST_HELP, "validate": _VALIDATE_HELP}
 
 COMMANDS = ("fit", "validate", "test", "predict")
 OTHERS = ("show", "presets", "reproduce", "export", "info")
 # Options of data modules that hold for one data set alone.
 OF_ONE_DATA_SET = ("root", "train_limit", "classes", "superclasses", "fold")
 USER_ERROR = 2
-INTERRUPTED = 130
 CLOSED = 141
 
 
@@ -104,8 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"opteq: {lack}; lower --data.batch_size or the sizes of the network.", file=sys.stderr)
         return USER_ERROR
     except KeyboardInterrupt as interrupt:
-        print(f"opteq: {str(interrupt) or 'Interrupted; the same command starts again.'}", file=sys.stderr)
-        return INTERRUPTED
+        return interrupted(str(interrupt))
     return 0
 
 
@@ -114,8 +164,10 @@ def _run(arguments: list[str]) -> None:
     if command in (*COMMANDS, "reproduce"):
         keep_freed_memory()
     wants_help = bool({"-h", "--help"} & set(options))
-    if command in ("-h", "--help") or (command in ("fit", "validate", "test") and wants_help):
-        print(HELP, end="")
+    if command in ("-h", "--help"):
+        print(_HELP, end="")
+    elif command in _HELP_OF and wants_help:
+        print(_HELP_OF[command], end="")
     elif command == "--version":
         from opteq import __version__
 
@@ -135,7 +187,9 @@ def _run(arguments: list[str]) -> None:
     elif command in COMMANDS:
         _train_or_evaluate(command, options)
     else:
-        raise ConfigError(f"There is no command {command}; commands are {', '.join((*COMMANDS, *OTHERS))}.")
+        commands = (*COMMANDS, *OTHERS)
+        hint = did_you_mean(command, commands, f"commands are {', '.join(commands)}.")
+        raise ConfigError(f"There is no command {command}; {hint}")
 
 
 def _list_presets() -> None:

@@ -29,9 +29,11 @@ def run(tiny, tmp_path_factory):
     ("arguments", "sentence"),
     [
         (
-            ["fitt"],
-            "There is no command fitt; commands are fit, validate, test, predict, show, presets,",
+            ["dance"],
+            "There is no command dance; commands are fit, validate, test, predict, show, presets,",
         ),
+        (["tets"], "There is no command tets; did you mean test?"),
+        (["reproduce", "opteq-table55"], "nor a file; did you mean opteq-table5 or "),
         (["fit"], "Missing model.network, data; give a preset"),
         (["fit", "digits"], "did you mean --config digits?"),
         (["fit", "--config", "digitz"], "digitz is neither a preset nor a file; did you mean digits?"),
@@ -39,6 +41,7 @@ def run(tiny, tmp_path_factory):
         (["test", "--config", "digits"], "name a run (opteq test runs/digits) or a checkpoint"),
         (["validate", "nowhere"], "nowhere is not the folder of a run"),
         (["predict", "nowhere", "images"], "nowhere holds no trained model"),
+        (["predict", "digts", "images"], "digts holds no trained model (model.json); did you mean digits?"),
         (["predict", "--config", "digits", "--images", "x"], "opteq predict needs a trained model"),
         (
             ["fit", "--config", "digits", "--ckpt_path", "last"],
@@ -53,10 +56,16 @@ def test_commands(refuses, tmp_path, arguments, sentence):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_run_that_may_have_been_meant(run, refuses):
+    assert f"; did you mean {run}?" in refuses("test", run.with_name("tinny"))
+    assert f"; did you mean {run}?" in refuses("show", run.with_name("tinny"))
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [
-        (["--suite", "attack"], "There is no suite 'attack'; suites are corruptions, attacks, ood"),
+        (["--suite", "attaks"], "There is no suite 'attaks'; did you mean attacks?"),
+        (["--suite", "none"], "There is no suite 'none'; suites are corruptions, attacks, ood"),
         (["--suite", "segmentation"], "is for segmentation, but Digits is for classification"),
         (["--suite", "ood"], "name a folder of them with --unknown"),
         (["--suite", "ood", "--unknown", "none"], "The folder none does not exist."),

@@ -15,6 +15,7 @@ from sklearn.datasets import load_digits
 
 from opteq.cli import main
 from opteq.configs import presets
+from opteq.evaluation.suites.run import SUITES
 from opteq.models.loading import load
 from opteq.solvers.picard import Picard
 from opteq.training.checkpoints import AtomicCheckpointIO, read_checkpoint
@@ -410,7 +411,7 @@ class TestPresets:
 
 class TestHelp:
     def test_the_examples_of_options_are_accepted(self, opteq, capsys):
-        status, out, _ = opteq("--help")
+        status, out, _ = opteq("fit", "--help")
         examples = re.findall(r"^  (--(?:trainer|model|data)\S+) (\S+)", out, re.MULTILINE)
         assert (status, len(examples)) == (0, 11)
         options = [word for example in examples for word in example]
@@ -422,11 +423,46 @@ class TestHelp:
         assert parts["body"]["init_args"]["solver"]["init_args"]["tol"] == 1e-4
         assert parts["stem"]["init_args"]["channels"] == 96
 
-    @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"], ["fit", "--help"]])
+    @pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
     def test_help(self, opteq, arguments):
         status, out, _ = opteq(*arguments)
         assert status == 0
-        assert "opteq fit --config NAME_OR_FILE" in out
+        for command in ("fit", "test", "validate", "predict", "show", "export", "reproduce"):
+            assert re.search(rf"^  opteq {command} .+  \w", out, re.MULTILINE)
+
+    @pytest.mark.parametrize("flag", ["--help", "-h"])
+    @pytest.mark.parametrize("command", ["fit", "test", "validate"])
+    def test_each_command_has_help_of_its_own(self, opteq, command, flag):
+        status, out, _ = opteq(command, flag)
+        assert status == 0
+        assert f"\n  opteq {command} " in out
+        assert f"`opteq {command} --help-all` lists" in out
+        assert "opteq presets    " not in out
+        assert max(map(len, out.splitlines())) <= 110
+
+    def test_the_examples_of_a_training_are_accepted(self, opteq, capsys):
+        _, out, _ = opteq("fit", "--help")
+        first, again = (
+            line.split()[1:] for line in out.splitlines() if line.startswith("  opteq fit --config d")
+        )
+        assert again == [*first, "--ckpt_path", "last"]
+        with pytest.raises(SystemExit) as end:
+            opteq(*first, "--print_config")
+        assert end.value.code == 0
+        config = yaml.safe_load(capsys.readouterr().out)
+        assert config["model"]["network"]["init_args"]["body"]["init_args"]["solver"]["class_path"].endswith(
+            "Picard"
+        )
+
+    def test_the_options_of_suites_are_told(self, opteq, capsys):
+        _, out, _ = opteq("test", "--help")
+        with pytest.raises(SystemExit):
+            opteq("test", "--help-all")
+        known = capsys.readouterr().out
+        named = re.findall(r"^  (--\w+) ", out, re.MULTILINE)
+        assert len(named) == 5
+        assert all(f"{option} " in known for option in named)
+        assert all(suite in out for suite in SUITES)
 
     def test_version(self, opteq):
         assert opteq("--version").out == "opteq 0.1.0\n"

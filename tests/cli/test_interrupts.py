@@ -1,6 +1,7 @@
 """What is left after a training was cut short, and how it goes on."""
 
 import csv
+import os
 import resource
 import signal
 import subprocess
@@ -107,6 +108,16 @@ def test_an_interrupted_report_is_written_by_going_on(tiny, opteq, monkeypatch):
     assert status == 0, err
     assert "Nothing was left to train" in out
     assert "look at runs/tiny/report.html" in out
+
+
+@pytest.mark.parametrize("start", [["-m", "opteq"], ["-c", "from opteq.__main__ import main; exit(main())"]])
+def test_an_interrupt_while_it_is_imported_is_a_sentence(tmp_path, start):
+    # The first module that the command imports interrupts it, as Ctrl-C would.
+    (tmp_path / "argparse.py").write_text("raise KeyboardInterrupt\n")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    result = subprocess.run([sys.executable, *start], env=environment, capture_output=True, text=True)
+    assert (result.returncode, result.stdout) == (130, "")
+    assert result.stderr == "opteq: Interrupted; the same command starts again.\n"
 
 
 @pytest.mark.parametrize("command", ["presets", "info", "predict", "export", "show"])

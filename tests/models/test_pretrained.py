@@ -49,7 +49,9 @@ def test_a_folder_of_ones_own_comes_first(tmp_path: Path, monkeypatch):
 
 def test_an_unknown_name_gets_those_that_there_are(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"digit holds no trained model .* pretrained network: .*digits"):
-        opteq.load("digit")
+    with pytest.raises(ConfigError, match=r"dance holds no trained model .* pretrained network: .*digits"):
+        opteq.load("dance")
+    with pytest.raises(ConfigError, match=r"digts holds no trained model .*; did you mean digits\?"):
+        opteq.load("digts")
     with pytest.raises(ConfigError, match="holds no trained model"):
         opteq.load("pretrained/digits")

@@ -24,7 +24,8 @@ def viewer():
     torch.manual_seed(0)
     network = unit_classifier(in_channels=1, classes=3).eval()
     images = (torch.rand(3, 1, 1, 8, 8) - MEAN) / STD
-    samples = [Sample(image, f"test image {i}, yes") for i, image in enumerate(images, start=1)]
+    yes = torch.tensor(1)
+    samples = [Sample(image, f"test image {i}, yes", yes) for i, image in enumerate(images, start=1)]
     return Viewer("small", network, card(), samples)
 
 

@@ -1,6 +1,7 @@
 """The page in a browser, where there is one."""
 
 import shutil
+import threading
 
 import pytest
 
@@ -29,14 +30,15 @@ def open_page(browser, server):
     """Opens the page and waits until its first image is there; errors of the script fail the test."""
     contexts, errors = [], []
 
-    def open_page(viewport=WIDE, **options):
+    def open_page(viewport=WIDE, settle=True, **options):
         context = browser.new_context(viewport=viewport, **options)
         contexts.append(context)
         page = context.new_page()
         page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: errors.append(str(error)))
         page.goto(server.address)
-        settled(page)
+        if settle:
+            settled(page)
         return page
 
     yield open_page
@@ -48,6 +50,7 @@ def open_page(browser, server):
 def settled(page):
     """Wait until what was asked for is shown, and what is certain about it."""
     playwright.expect(page.locator("#way")).to_have_attribute("aria-busy", "false")
+    playwright.expect(page.locator("#certificate")).to_have_attribute("aria-busy", "false")
 
 
 def test_it_shows_the_equilibrium_first(open_page):
@@ -60,7 +63,90 @@ def test_it_shows_the_equilibrium_first(open_page):
         "What the equilibrium is",
         "Robust radius",
     ]
+    assert page.locator("#certificate dd").first.inner_text().startswith("‖z - z*‖ is at most")
     assert page.locator("#residual .tolerance").count() == 1
+
+
+def test_the_true_class_stands_beside_the_prediction(open_page, viewer, png):
+    page = open_page()
+    predicted = page.locator("#label").inner_text()
+    said = "right" if predicted == "yes" else "wrong"
+    assert page.locator("#truth").inner_text() == f"{said}: the true class is yes"
+    page.set_input_files("#file", {"name": "four.png", "mimeType": "image/png", "buffer": png[0]})
+    playwright.expect(page.locator("#images button")).to_have_count(4)
+    playwright.expect(page.locator("#truth")).to_be_hidden()
+
+
+def held(monkeypatch, viewer, name):
+    """Has a method of the viewer wait for the event that is returned."""
+    event, method = threading.Event(), getattr(viewer, name)
+
+    def wait(*arguments):
+        assert event.wait(PATIENCE / 1000)
+        return method(*arguments)
+
+    monkeypatch.setattr(viewer, name, wait)
+    return event
+
+
+def test_it_says_what_it_waits_for_and_for_how_long(open_page, server, viewer, monkeypatch):
+    event = held(monkeypatch, viewer, "equilibrium")
+    page = open_page(settle=False)
+    # No curves without points and no choices without effect.
+    playwright.expect(page.locator("#progress")).to_have_text("Following the image to its equilibrium … 1 s")
+    assert page.locator("#images img").first.is_visible()
+    assert page.locator("#results").is_hidden()
+    event.set()
+    settled(page)
+    assert page.locator("#results").is_visible()
+    assert page.locator("#progress").is_hidden()
+
+
+def test_a_certificate_that_takes_long_keeps_nothing_else_waiting(open_page, viewer, monkeypatch):
+    event = held(monkeypatch, viewer, "certificate")
+    page = open_page(settle=False)
+    first = page.locator("#certificate dd").first
+    playwright.expect(first).to_have_text("Computing … 1 s")
+    page.keyboard.press("ArrowLeft")
+    assert page.locator("#place").inner_text() != "z*"
+    page.locator("#epsilon").fill("32")
+    playwright.expect(page.locator("#attacked-card")).to_be_visible()
+    assert first.inner_text().startswith("Computing")
+    event.set()
+    settled(page)
+    assert first.inner_text().startswith("‖z - z*‖")
+
+
+def test_the_newest_image_is_certified_and_none_that_was_left(open_page, viewer, monkeypatch):
+    asked, begun = [], threading.Event()
+    event = held(monkeypatch, viewer, "certificate")
+    certificate = viewer.certificate
+
+    def begin(key, *rest):
+        asked.append(key)
+        begun.set()
+        return certificate(key, *rest)
+
+    monkeypatch.setattr(viewer, "certificate", begin)
+    page = open_page(settle=False)
+    playwright.expect(page.locator("#results")).to_be_visible()
+    assert begun.wait(PATIENCE / 1000)
+    for number in (1, 2):
+        before = page.locator("#input").get_attribute("src")
+        page.locator("#images button").nth(number).click()
+        playwright.expect(page.locator("#input")).not_to_have_attribute("src", before)
+    event.set()
+    settled(page)
+    assert asked == ["test-0", *["test-2"] * 3]
+
+
+def test_thumbnails_of_a_phone_show_that_they_go_on(open_page):
+    assert open_page().locator("#more").is_hidden()
+    page = open_page(PHONE)
+    assert page.locator("#more").is_visible()
+    # In one row.
+    tops = page.evaluate("[...document.querySelectorAll('#images button')].map(b => b.offsetTop)")
+    assert len(set(tops)) == 1
 
 
 def test_keys_step_and_play(open_page):

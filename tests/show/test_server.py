@@ -42,8 +42,8 @@ def test_it_answers_this_machine_alone(server, ask):
 
 def test_nothing_is_done_for_a_browser_that_has_gone(server, ask, monkeypatch):
     asked = []
-    monkeypatch.setattr(server.viewer, "certificate", lambda key, settings: asked.append(key))
-    with server.lock:
+    monkeypatch.setattr(server.viewer, "certificate", lambda key, settings, statement: asked.append(key))
+    with server.certificate_lock:
         for key in ("left", "stayed"):
             connection = HTTPConnection("127.0.0.1", server.server_port, timeout=60)
             connection.request("GET", f"/api/certificate?image={key}")
@@ -54,6 +54,15 @@ def test_nothing_is_done_for_a_browser_that_has_gone(server, ask, monkeypatch):
     assert asked == ["stayed"]
 
 
+def test_a_certificate_keeps_nothing_else_waiting(server, ask, monkeypatch):
+    monkeypatch.setattr(server.viewer, "certificate", lambda key, settings, statement: "certain")
+    with server.certificate_lock:
+        assert ask("/api/equilibrium?image=test-0")[0] == 200
+        assert ask("/api/attack?image=test-0&epsilon=0.03")[0] == 200
+    with server.lock:
+        assert ask("/api/certificate?image=test-0")[2] == "certain"
+
+
 def test_the_settings_of_a_query_are_in_force(ask):
     trained = ask("/api/equilibrium?image=test-0")[2]
     other = ask("/api/equilibrium?image=test-0&regulariser=squared%20norm&strength=0.5")[2]
@@ -62,7 +71,7 @@ def test_the_settings_of_a_query_are_in_force(ask):
 
 def test_what_is_looked_at(ask):
     assert len(ask("/api/network")[2]["images"]) == 3
-    assert len(ask("/api/certificate?image=test-1")[2]) == 3
+    assert "‖z - z*‖" in ask("/api/certificate?image=test-1&statement=Distance%20to%20the%20optimum")[2]
     assert "picture" in ask("/api/attention?image=test-1")[2]
     assert "changed" in ask("/api/attack?image=test-1&epsilon=0.03")[2]
 
@@ -82,6 +91,7 @@ def test_an_image_comes_in(ask, png):
         (("/api/equilibrium?image=test-0&strength=much",), 400, "`strength` to be a number"),
         (("/api/equilibrium?image=test-0&strength=nan",), 400, "`strength` to be a number"),
         (("/api/attack?image=test-0&epsilon=-1",), 400, "epsilon"),
+        (("/api/certificate?image=test-0&statement=all",), 400, "no statement 'all'"),
         (("/api/images", "POST", b"no image"), 400, "not an image"),
         (("/api/other", "POST", b""), 404, "nothing at /api/other"),
     ],

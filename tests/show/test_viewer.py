@@ -9,8 +9,11 @@ from PIL import Image
 from torch import nn
 
 from opteq.errors import ConfigError
+from opteq.evaluation.trace import noting
+from opteq.layer import EquilibriumLayer
 from opteq.models.bodies import Unit
 from opteq.models.classifier import ImageClassifier
+from opteq.operators import bound
 from opteq.show.settings import Settings
 from opteq.show.viewer import MOST_BYTES, Sample, Viewer
 from tests.show.conftest import MEAN, STD, card
@@ -55,7 +58,8 @@ class TestEquilibrium:
         torch.manual_seed(0)
         network = ImageClassifier(nn.Conv2d(1, 4, 1), Unit(4, 4), nn.Conv2d(4, 3, 1)).eval()
         image = torch.rand(1, 1, 8, 8)
-        viewer = Viewer("pixels", network, card("segmentation"), [Sample(image, "one")])
+        truth = torch.arange(64).view(8, 8) % 4 - 1  # -1 where there is none
+        viewer = Viewer("pixels", network, card("segmentation"), [Sample(image, "one", truth)])
         found = viewer.equilibrium("test-0", AS_TRAINED)
         with torch.no_grad():
             counts = network(image)[0].argmax(0).flatten().bincount(minlength=3) / 64
@@ -67,32 +71,66 @@ class TestEquilibrium:
             viewer.attack("test-0", AS_TRAINED, 0.1)
         with pytest.raises(ConfigError, match="classifies pixels"):
             viewer.attention("test-0", AS_TRAINED)
-        radius = viewer.certificate("test-0", AS_TRAINED)[-1]
-        assert radius == {"name": "Robust radius", "text": radius["text"]}
-        assert radius["text"].startswith("Not available: A robust radius")
+        radius = viewer.certificate("test-0", AS_TRAINED, "Robust radius")
+        assert radius.startswith("Not available: A robust radius")
+        (entry,) = viewer.describe()["images"]
+        shown = pixels_of(entry["truth"]["mask"])
+        assert (shown[:, ::4] == 255).all()
+        # One colour for each of the classes, that of the predictions.
+        colours = {tuple(map(int, colour)) for colour in shown[:, 1:4].reshape(-1, 3)}
+        predicted = {tuple(bytes.fromhex(colour[1:])) for colour in found["colours"]}
+        assert len(colours) == 3
+        assert predicted <= colours
 
 
 class TestCertificate:
     def test_the_bound_is_above_the_distance_to_a_tight_solve(self, viewer):
         from opteq.theory.certificates import certify
 
-        text = viewer.certificate("test-0", AS_TRAINED)[0]["text"]
+        text = viewer.certificate("test-0", AS_TRAINED, "Distance to the optimum")
         bound = float(text.removeprefix("‖z - z*‖ is at most ").partition(",")[0])
         with torch.no_grad():
             features = viewer.network.stem(viewer._images["test-0"].image)
         assert float(certify(viewer.network.body, features).distance_to_reference.value) <= bound < 1
 
     def test_what_is_refused_is_a_sentence(self, viewer):
-        viewer.network.head = nn.Sequential(nn.Flatten(), nn.LazyLinear(3), nn.Softsign())
-        viewer.network(viewer._images["test-0"].image)
-        entries = viewer.certificate("test-0", AS_TRAINED)
-        assert [entry["name"] for entry in entries] == [
-            "Distance to the optimum",
-            "What the equilibrium is",
-            "Robust radius",
-        ]
-        assert entries[-1]["text"].startswith("Not available: ")
-        assert not entries[0]["text"].startswith("Not available")
+        network, samples = viewer.network, list(viewer._images.values())
+        network.head = nn.Sequential(nn.Flatten(), nn.LazyLinear(3), nn.Softsign())
+        network(samples[0].image)
+        viewer = Viewer("another head", network, viewer.card, samples)
+        names = viewer.describe()["statements"]
+        assert names == ["Distance to the optimum", "What the equilibrium is", "Robust radius"]
+        texts = [viewer.certificate("test-0", AS_TRAINED, name) for name in names]
+        assert [text.startswith("Not available: ") for text in texts] == [False, False, True]
+        with pytest.raises(ConfigError, match=r"no statement 'all' in a certificate; there are Distance"):
+            viewer.certificate("test-0", AS_TRAINED, "all")
+
+    def test_what_else_is_asked_for_meanwhile_does_not_matter(self, viewer):
+        expected = viewer.certificate("test-0", AS_TRAINED, "Distance to the optimum")
+        assert not expected.startswith("Not available")
+        with noting(m for m in viewer.network.modules() if isinstance(m, EquilibriumLayer)):
+            assert viewer.certificate("test-0", AS_TRAINED, "Distance to the optimum") == expected
+
+    def test_norms_are_bounded_once_for_all_images_and_settings(self, viewer, monkeypatch):
+        bounded = []
+
+        def dense_norm_bound(operator):
+            bounded.append(operator)
+            return dense(operator)
+
+        dense = bound.dense_norm_bound
+        monkeypatch.setattr(bound, "dense_norm_bound", dense_norm_bound)
+
+        def certify(key, settings):
+            for name in viewer.describe()["statements"]:
+                assert not viewer.certificate(key, settings, name).startswith("Not available")
+
+        certify("test-0", AS_TRAINED)
+        # W and U, once each.
+        assert len(bounded) == 2
+        certify("test-1", AS_TRAINED)
+        certify("test-0", Settings(regulariser="squared norm", strength=0.1))
+        assert len(bounded) == 2
 
 
 class TestAttack:
@@ -115,7 +153,7 @@ class TestAdd:
         entry = viewer.add("four.png", content)
         expected = (pixels / 255 - MEAN) / STD
         np.testing.assert_allclose(viewer._images[entry["key"]].image[0, 0].numpy(), expected, atol=1e-6)
-        assert entry["name"] == "four.png"
+        assert (entry["name"], entry["truth"]) == ("four.png", {})
         assert viewer.equilibrium(entry["key"], AS_TRAINED)["frames"]
 
     def test_oblong_images_of_networks_that_take_them(self, viewer, png):

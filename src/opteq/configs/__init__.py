@@ -8,13 +8,13 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from opteq.errors import ConfigError
+from opteq.spelling import did_you_mean
 
 # Values in a configuration; references may make a small file a huge one.
 LARGEST = 100_000
@@ -107,8 +107,7 @@ def find_file(name_or_file: str, known: Mapping[str, Path], kind: str) -> Path:
     path = known.get(name_or_file, Path(name_or_file))
     if path.is_file():
         return path
-    close = get_close_matches(name_or_file, known)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"{kind}s are {', '.join(sorted(known))}."
+    hint = did_you_mean(name_or_file, known, f"{kind}s are {', '.join(sorted(known))}.")
     raise ConfigError(f"{name_or_file} is neither a {kind} nor a file; {hint}")
 
 

@@ -12,6 +12,7 @@ from torch import nn
 from opteq.errors import ConfigError
 from opteq.models.parts import build
 from opteq.options import check, is_number, is_whole
+from opteq.spelling import did_you_mean
 from opteq.system.files import write_file, write_json
 
 WEIGHTS = "model.safetensors"
@@ -51,10 +52,13 @@ class ModelCard:
         """
         path = folder_of(run) / CARD
         if not path.is_file():
-            raise ConfigError(
-                f"{run} holds no trained model ({CARD}); give the folder of a finished run, or the name of"
-                f" a pretrained network: {', '.join(pretrained())}."
+            known = [*pretrained(), *(str(other.parent) for other in Path(run).parent.glob(f"*/{CARD}"))]
+            otherwise = (
+                "give the folder of a finished run, or the name of a pretrained network:"
+                f" {', '.join(pretrained())}."
             )
+            hint = did_you_mean(str(run), known, otherwise, cutoff=0.8)
+            raise ConfigError(f"{run} holds no trained model ({CARD}); {hint}")
         try:
             card = cls(**json.loads(path.read_text(encoding="utf-8")))
             card._check()

@@ -184,6 +184,19 @@ def forget_norms(module: nn.Module) -> None:
             vars(operator).update(operator._fresh())
 
 
+def share_norm_bounds(module: nn.Module, copied: nn.Module) -> None:
+    """Let a copy of a module have the bounds on norms that the module has, and the other way round.
+
+    They are looked up by the weights, so that each finds its own. Operators of others, which may compute by
+    more than their weights, keep theirs to themselves.
+    """
+    for operator, other in zip(module.modules(), copied.modules(), strict=False):
+        if not isinstance(operator, LinearOperator) or not isinstance(other, LinearOperator):
+            continue
+        if type(operator) is type(other) is known_class(operator):
+            other._memo = operator._memo
+
+
 @torch.no_grad()
 def settle_norms(module: nn.Module) -> None:
     """Scale stored weights whose norm has grown to half as much again as their ceiling back to near it.

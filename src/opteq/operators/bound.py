@@ -92,23 +92,26 @@ class BoundOperator(ABC):
 
 
 class NormMemo:
-    """What is known about the norms of an operator's weights; it belongs to the module."""
+    """What is known about the norms of an operator's weights, in each precision that they were asked for in.
+
+    It belongs to the module; a copy in float64, in which certificates look at it, may have the same one.
+    """
 
     def __init__(self) -> None:
-        self._promise: tuple[Weights, float] | None = None
-        self._known: tuple[tuple[int, ...], Weights, bool, Tensor] | None = None
+        self._promises: dict[torch.dtype, tuple[Weights, float]] = {}
+        self._known: dict[torch.dtype, tuple[tuple[int, ...], Weights, bool, Tensor]] = {}
 
     def promise(self, weights: Weights, limit: float) -> None:
         """Note that these weights have a norm of at most `limit` by construction."""
-        self._promise = tuple(w.detach() for w in weights), limit
+        self._promises[_dtype(weights)] = tuple(w.detach() for w in weights), limit
 
     def norm_bound(self, bound: BoundOperator) -> Tensor:
         """`BoundOperator.norm_bound`, computed anew only for other weights or shapes."""
         weights, sharp = tuple(w.detach() for w in bound.tensors), bound.error == 0
-        if self._promise is not None and same(self._promise[0], weights):
-            return torch.tensor(self._promise[1], dtype=torch.float64, device=weights[0].device)
-        if self._known is not None:
-            domain, known, was_sharp, value = self._known
+        for promised, limit in tuple(self._promises.values()):
+            if same(promised, weights):
+                return torch.tensor(limit, dtype=torch.float64, device=weights[0].device)
+        for domain, known, was_sharp, value in tuple(self._known.values()):
             if domain == bound.domain and was_sharp >= sharp and same(known, weights):
                 return value
         with torch.inference_mode(False), torch.no_grad():
@@ -116,8 +119,13 @@ class NormMemo:
             value = exact.quick_norm_bound()
             if sharp:
                 value = torch.minimum(value, dense_norm_bound(exact).to(value))
-            self._known = bound.domain, tuple(w.clone() for w in weights), sharp, value
+            self._known[_dtype(weights)] = bound.domain, tuple(w.clone() for w in weights), sharp, value
         return value
+
+
+def _dtype(weights: Weights) -> torch.dtype:
+    # An operator such as pooling has none.
+    return weights[0].dtype if weights else torch.float64
 
 
 def smaller_gram(operator: BoundOperator) -> tuple[Callable[[Tensor], Tensor], tuple[int, ...]]:

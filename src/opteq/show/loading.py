@@ -55,7 +55,7 @@ def _test_images(run: Path, trust: bool) -> Iterator[Sample]:
     for images, labels in facts.test_dataloader():
         for image, label in zip(images, labels, strict=True):
             number += 1
-            yield Sample(image[None], _name(number, label, facts))
+            yield Sample(image[None], _name(number, label, facts), label)
 
 
 def _name(number: int, label: Tensor, facts: Facts) -> str:

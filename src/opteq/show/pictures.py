@@ -30,8 +30,9 @@ def state_picture(values: NDArray, lowest: float, highest: float) -> str:
 
 
 def mask_picture(labels: NDArray[np.int64], classes: int) -> str:
-    """`(h, w)` classes, each in its colour."""
-    return _picture(class_colours(classes)[labels][..., :3])
+    """`(h, w)` classes, each in its colour; below 0 there is none, which is white."""
+    colours = class_colours(classes)[labels.clip(0), :3]
+    return _picture(np.where(labels[..., None] < 0, 1.0, colours))
 
 
 def mask_colours(classes: int) -> list[str]:

@@ -7,7 +7,7 @@ import math
 import sys
 import traceback
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.resources import files
@@ -53,8 +53,9 @@ class ShowServer(ThreadingHTTPServer):
 
     def __init__(self, viewer: Viewer, port: int) -> None:
         self.viewer = viewer
-        # Browsers ask for several things at once; the network answers one after the other.
-        self.lock = Lock()
+        # Browsers ask for several things at once; the network answers one after the other, and beside it the
+        # copy of which certificates are, which take longest.
+        self.lock, self.certificate_lock = Lock(), Lock()
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -62,6 +63,14 @@ class ShowServer(ThreadingHTTPServer):
             raise ConfigError(
                 f"Port {port} cannot be used ({reason}); choose another with --port, or 0 for any free one."
             ) from error
+
+    def serve_forever(self, poll_interval: float = 0.5) -> None:
+        """Answer until `shutdown`."""
+        # The page says what did not converge, or is not certified. Here, once: what is in force for warnings
+        # is so for all threads.
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            super().serve_forever(poll_interval)
 
     @property
     def address(self) -> str:
@@ -87,11 +96,13 @@ class _Handler(BaseHTTPRequestHandler):
         if url.path in _PAGES:
             name, kind = _PAGES[url.path]
             self._send(HTTPStatus.OK, kind, (files("opteq.show") / "page" / name).read_bytes())
-        else:
-            self._answer(lambda: self._look(url.path, parse_qs(url.query)))
+            return
+        server = self.server
+        lock = server.certificate_lock if url.path == "/api/certificate" else server.lock
+        self._answer(lock, lambda: self._look(url.path, parse_qs(url.query)))
 
     def do_POST(self) -> None:
-        self._answer(self._take)
+        self._answer(self.server.lock, self._take)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Nothing: the terminal is for what its user has to know."""
@@ -106,7 +117,7 @@ class _Handler(BaseHTTPRequestHandler):
             case "/api/equilibrium":
                 return viewer.equilibrium(key, settings)
             case "/api/certificate":
-                return viewer.certificate(key, settings)
+                return viewer.certificate(key, settings, values.get("statement", ""))
             case "/api/attention":
                 return viewer.attention(key, settings)
             case "/api/attack":
@@ -127,16 +138,14 @@ class _Handler(BaseHTTPRequestHandler):
             content += part if len(content) <= MOST_BYTES else b""
         return self.server.viewer.add(name, content)
 
-    def _answer(self, work: Any) -> None:
-        """Send what `work` gives as JSON, or the sentence that says why not."""
+    def _answer(self, lock: Lock, work: Callable[[], Any]) -> None:
+        """Send what `work` gives as JSON, or the sentence that says why not; one at a time under a lock."""
         try:
             self._expect_own_host()
-            with self.server.lock, warnings.catch_warnings():
+            with lock:
                 if self._is_alone():
                     self.close_connection = True
                     return
-                # The page says what did not converge, or is not certified.
-                warnings.simplefilter("ignore")
                 content, status = work(), HTTPStatus.OK
         except OpteqError as error:
             content, status = {"error": str(error)}, getattr(error, "status", HTTPStatus.BAD_REQUEST)
@@ -150,7 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(status, "application/json; charset=utf-8", body)
 
     def _is_alone(self) -> bool:
-        """Whether the browser has gone meanwhile, so that nobody waits for what others would wait for too."""
+        """Whether the browser has gone meanwhile, as where the page has asked for something newer instead."""
         ready, _, _ = select([self.connection], [], [], 0)
         return bool(ready) and not self.connection.recv(1, MSG_PEEK)
 

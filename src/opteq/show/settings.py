@@ -16,6 +16,7 @@ from opteq.maps.gaussian import GaussianMap
 from opteq.maps.parallel import Parallel
 from opteq.maps.regularised import Regularised
 from opteq.objectives.regularisers import AbsoluteNorm, Incay, Regulariser, SquaredNorm
+from opteq.operators.base import share_norm_bounds
 
 # Each with the form that is sound for every γ; feature incay, which expands, has only the other one.
 _REGULARISERS: dict[str, tuple[Regulariser, str]] = {
@@ -91,7 +92,8 @@ def changed(network: nn.Module, settings: Settings) -> nn.Module:
     """
     if settings == Settings():
         return network
-    network = copy.deepcopy(network)
+    trained, network = network, copy.deepcopy(network)
+    share_norm_bounds(trained, network)
     offered, choices = knobs(network)
     names = [knob.name for knob in offered]
     for name in ("coupling", "width", "strength"):

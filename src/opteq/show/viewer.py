@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import tempfile
 from collections.abc import Callable, Iterator
@@ -26,11 +27,12 @@ from opteq.evaluation.saliency import grad_cam
 from opteq.evaluation.trace import first_call
 from opteq.layer import EquilibriumLayer
 from opteq.models.loading import ModelCard
-from opteq.results import State, norm, tensors_of
+from opteq.results import State, map_state, norm, tensors_of
 from opteq.show.iteration import Iteration, iterate, logits_along
 from opteq.show.pictures import heat_picture, image_picture, mask_colours, mask_picture, state_picture
 from opteq.show.settings import Settings, changed, knobs
 from opteq.theory.certificates import certify
+from opteq.theory.exact import in_float64
 from opteq.theory.minimisers import certified_convex
 from opteq.theory.robustness import robust_radius
 
@@ -45,14 +47,24 @@ _ATTACK_STEPS = 20
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """An image as the network takes it, `(1, channels, height, width)`, and what it is called."""
+    """An image as the network takes it, and what is known about it.
+
+    Attributes:
+        image: `(1, channels, height, width)`.
+        name: what it is called.
+        label: its true class, or `(height, width)` those of its pixels, below 0 where none is known; None for
+            an image of which nothing is known.
+    """
 
     image: Tensor
     name: str
+    label: Tensor | None = None
 
 
 class Viewer:
     """A network, what it takes, and the images to show it on.
+
+    One thread may ask for certificates, which take seconds, while another one asks for the rest.
 
     Args:
         title: what the network is called.
@@ -66,10 +78,12 @@ class Viewer:
         self, title: str, network: nn.Module, card: ModelCard, samples: list[Sample], absent: str = ""
     ) -> None:
         self.title, self.network, self.card, self.absent = title, network, card, absent
+        # Of its own: what else is asked for hooks into the network meanwhile, which no certificate allows.
+        self._certified = copy.deepcopy(network)
         self._normalization = Normalization(card.mean, card.std)
         self._images = {f"test-{i}": sample for i, sample in enumerate(samples)}
         self._numbers = count(1)
-        for layer in network.modules():
+        for layer in (*network.modules(), *self._certified.modules()):
             if isinstance(layer, EquilibriumLayer):
                 layer.on_unconverged = "count"  # The page says it.
 
@@ -87,6 +101,7 @@ class Viewer:
             "images": [self._entry(key) for key in self._images],
             "knobs": [asdict(knob) for knob in numbers],
             "regularisers": regularisers,
+            "statements": list(_STATEMENTS),
         }
 
     def add(self, name: str, content: bytes) -> dict[str, Any]:
@@ -149,23 +164,21 @@ class Viewer:
             ],
         }
 
-    def certificate(self, key: str, settings: Settings) -> list[dict[str, str]]:
-        """What is certain about the equilibrium of an image: sentences, each with a name.
+    def certificate(self, key: str, settings: Settings, statement: str) -> str:
+        """One of the `statements` of `describe`, what is certain about the equilibrium of an image.
 
         Raises:
-            ConfigError: as `equilibrium` does.
+            ConfigError: as `equilibrium` does, or if there is no such statement.
         """
-        network, image = changed(self.network, settings), self._image(key)
-        with torch.no_grad():
-            call = first_call(network, image)
-        if call is None:
-            raise ConfigError("This network has no equilibrium layer: there is nothing to certify.")
-        statements: dict[str, Callable[[], str]] = {
-            "Distance to the optimum": lambda: _distance(*call),
-            "What the equilibrium is": lambda: _kind(*call),
-            "Robust radius": lambda: self._radius(network, image),
-        }
-        return [{"name": name, "text": _or_refusal(state)} for name, state in statements.items()]
+        if statement not in _STATEMENTS:
+            raise ConfigError(
+                f"There is no statement {statement!r} in a certificate; there are {', '.join(_STATEMENTS)}."
+            )
+        network, image = changed(self._certified, settings), self._image(key)
+        try:
+            return _STATEMENTS[statement](network, image, self.card)
+        except OpteqError as error:
+            return f"Not available: {error}"
 
     def attention(self, key: str, settings: Settings) -> dict[str, Any]:
         """Grad-CAM of the class that is predicted, as a picture to lay over the image.
@@ -173,7 +186,7 @@ class Viewer:
         Raises:
             ConfigError: if the network classifies pixels or has no features with height and width.
         """
-        self._expect_classifier("Grad-CAM")
+        _expect_classifier(self.card, "Grad-CAM")
         network, image = changed(self.network, settings), self._image(key)
         return {"picture": heat_picture(grad_cam(network, image)[0].numpy())}
 
@@ -188,7 +201,7 @@ class Viewer:
         Raises:
             ConfigError: for a network that classifies pixels, or an `epsilon` out of range.
         """
-        self._expect_classifier("An attack")
+        _expect_classifier(self.card, "An attack")
         network, image = changed(self.network, settings), self._image(key)
         with torch.no_grad():
             before = network(image)
@@ -206,8 +219,15 @@ class Viewer:
 
     def _entry(self, key: str) -> dict[str, Any]:
         sample = self._images[key]
+        names, label, truth = self.card.class_names, sample.label, {}
+        if label is not None:
+            truth = (
+                {"mask": mask_picture(label.numpy(), len(names))}
+                if label.dim()
+                else {"class": names[int(label)]}
+            )
         picture = image_picture(displayable(sample.image, self._normalization)[0])
-        return {"key": key, "name": sample.name, "picture": picture}
+        return {"key": key, "name": sample.name, "picture": picture, "truth": truth}
 
     def _image(self, key: str) -> Tensor:
         if key not in self._images:
@@ -219,23 +239,6 @@ class Viewer:
         if isinstance(size, int):
             return read_image(path, channels, size)
         return functional.resize(read_pixels(path, channels), list(size), antialias=True)
-
-    def _expect_classifier(self, what: str) -> None:
-        if self.card.task != "classification":
-            raise ConfigError(
-                f"{what} is for networks that classify whole images; this one classifies pixels."
-            )
-
-    def _radius(self, network: nn.Module, image: Tensor) -> str:
-        self._expect_classifier("A robust radius")
-        # In pixels of 1 an input moves by at least the smallest deviation times what it moves normalised.
-        radius = float(robust_radius(network, image)) * min(self.card.std)
-        if math.isinf(radius):
-            return "No image at all is given another class."
-        return (
-            f"No image that differs by less than {radius:.2g} (Euclidean norm over all pixels, black 0 and"
-            " white 1) is given another class."
-        )
 
     def _predictions(self, logits: list[Tensor]) -> dict[str, Any]:
         """What the logits of one image, one tensor after the other, say."""
@@ -317,8 +320,22 @@ def _outcome(iteration: Iteration) -> str:
     return f"{method} found z* in {steps} evaluations of T, at a residual of {residual:.1e}."
 
 
+def _expect_classifier(card: ModelCard, what: str) -> None:
+    if card.task != "classification":
+        raise ConfigError(f"{what} is for networks that classify whole images; this one classifies pixels.")
+
+
 @torch.no_grad()
-def _distance(layer: EquilibriumLayer, x: State) -> str:
+def _first_call(network: nn.Module, image: Tensor) -> tuple[EquilibriumLayer, State]:
+    call = first_call(network, image)
+    if call is None:
+        raise ConfigError("This network has no equilibrium layer: there is nothing to certify.")
+    return call
+
+
+@torch.no_grad()
+def _distance(network: nn.Module, image: Tensor, card: ModelCard) -> str:
+    layer, x = _first_call(network, image)
     certificate = certify(layer, x)
     bound, size = float(certificate.distance.value), float(norm(layer.solve(x).value))
     if not math.isfinite(bound):
@@ -331,20 +348,33 @@ def _distance(layer: EquilibriumLayer, x: State) -> str:
 
 
 @torch.no_grad()
-def _kind(layer: EquilibriumLayer, x: State) -> str:
-    if bool(certified_convex(layer.bind(x).curvature())):
+def _kind(network: nn.Module, image: Tensor, card: ModelCard) -> str:
+    layer, x = _first_call(network, image)
+    if bool(certified_convex(in_float64(layer).bind(map_state(Tensor.double, x)).curvature())):
         return "The hidden objective is convex, by a bound: z* is its minimum, over all states."
     return (
         "The hidden objective is stationary at z*; that it is convex, and z* its minimum, is not certified."
     )
 
 
-def _or_refusal(statement: Callable[[], str]) -> str:
-    """The statement, or the sentence that says why it cannot be made."""
-    try:
-        return statement()
-    except OpteqError as error:
-        return f"Not available: {error}"
+def _radius(network: nn.Module, image: Tensor, card: ModelCard) -> str:
+    _expect_classifier(card, "A robust radius")
+    # In pixels of 1 an input moves by at least the smallest deviation times what it moves normalised.
+    radius = float(robust_radius(network, image)) * min(card.std)
+    if math.isinf(radius):
+        return "No image at all is given another class."
+    return (
+        f"No image that differs by less than {radius:.2g} (Euclidean norm over all pixels, black 0 and"
+        " white 1) is given another class."
+    )
+
+
+# What a certificate says, by the names that the page gives it.
+_STATEMENTS: dict[str, Callable[[nn.Module, Tensor, ModelCard], str]] = {
+    "Distance to the optimum": _distance,
+    "What the equilibrium is": _kind,
+    "Robust radius": _radius,
+}
 
 
 def _finite(values: list[float]) -> list[float | None]:

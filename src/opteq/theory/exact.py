@@ -9,12 +9,16 @@ import torch
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError
+from opteq.operators.base import share_norm_bounds
 
 M = TypeVar("M", bound=nn.Module)
 
 
 def in_float64(module: M) -> M:
     """A copy of `module` with the same weights in float64.
+
+    What bounds on norms of these weights cost, seconds for a large convolution, is paid once: the copies of a
+    module share them.
 
     Raises:
         ConfigError: if it cannot be copied.
@@ -27,8 +31,10 @@ def in_float64(module: M) -> M:
         if isinstance(value, Tensor) and value.is_floating_point()
     }
     try:
-        return copy.deepcopy(module, plain).double()
+        copied = copy.deepcopy(module, plain).double()
     except (TypeError, RuntimeError) as error:
         raise ConfigError(
             f"{type(module).__name__} cannot be copied into float64, where certificates look at it: {error}"
         ) from error
+    share_norm_bounds(module, copied)
+    return copied

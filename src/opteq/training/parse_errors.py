@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection
-from difflib import get_close_matches
 from pydoc import locate
 from typing import cast
 
@@ -10,6 +9,7 @@ from jsonargparse import ArgumentParser
 
 from opteq import api
 from opteq.errors import ConfigError, OpteqError
+from opteq.spelling import did_you_mean, question
 
 # Lines that say how the parser went about it, not what is wrong with the value.
 PARSER_TERMS = (
@@ -84,13 +84,12 @@ def own_error(error: BaseException | None) -> OpteqError | None:
 def _unknown(sentence: str, name: str, options: Collection[str]) -> str:
     """Name the options that look like an unknown one, or else all in its group."""
     group, _, last = name.rpartition(".")
-    close = get_close_matches(name, options, cutoff=0.8)
-    close = close or [option for option in options if option.rpartition(".")[2] == last]
-    if close:
-        return f"{sentence} {name}; did you mean {' or '.join(close)}?"
     siblings = {option for option in options if group and option.rpartition(".")[0] == group}
     valid = sorted(siblings or {option.split(".")[0] for option in options})
-    return f"{sentence} {name}; " + (f"there are {', '.join(valid)}." if valid else "there are none.")
+    there_are = f"there are {', '.join(valid)}." if valid else "there are none."
+    of_another_group = [option for option in options if option.rpartition(".")[2] == last]
+    hint = did_you_mean(name, options, question(of_another_group, there_are), cutoff=0.8)
+    return f"{sentence} {name}; {hint}"
 
 
 def _unchosen(report: str) -> str | None:
@@ -137,5 +136,5 @@ def _complaint(report: str) -> str:
 
 def _no_class(found: re.Match[str]) -> str:
     name = found[1].rstrip(".")
-    close = get_close_matches(name, api.__all__)
-    return f"there is no class {name}" + (f"; did you mean {' or '.join(close)}?" if close else "")
+    hint = did_you_mean(name, api.__all__, "")
+    return f"there is no class {name}" + (f"; {hint}" if hint else "")

@@ -22,6 +22,7 @@ from opteq.evaluation.suites.saliency import saliency
 from opteq.evaluation.suites.segmentation import segmentation
 from opteq.evaluation.suites.subclasses import subclasses
 from opteq.evaluation.table import Table
+from opteq.spelling import did_you_mean
 from opteq.system.files import write_beside
 
 FOLDER = "evaluation"
@@ -91,7 +92,8 @@ def suite_names(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     for name in names:
         if name not in SUITES:
-            raise ConfigError(f"There is no suite {name!r}; suites are {', '.join(SUITES)}.")
+            hint = did_you_mean(name, SUITES, f"suites are {', '.join(SUITES)}.")
+            raise ConfigError(f"There is no suite {name!r}; {hint}")
     return list(dict.fromkeys(names))
 
 

@@ -8,7 +8,6 @@ let network = null;
 let chosen = null; // the key of the image
 let way = null; // what /api/equilibrium gave
 let timer = null;
-let asked = 0; // what comes back for an earlier choice is dropped
 
 function make(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
@@ -33,7 +32,8 @@ async function fetchJson(path, options) {
   let response;
   try {
     response = await fetch(path, options);
-  } catch {
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
     throw new Error("The server does not answer; start opteq show again.");
   }
   const content = await response.json();
@@ -47,6 +47,42 @@ function query(extra = {}) {
     if (input.dataset.set) values[input.dataset.name] = input.dataset.set;
   }
   return new URLSearchParams(values);
+}
+
+// What is asked for anew takes the place of what was asked for before: the server, which gives one thing of a
+// kind after the other, does not begin what nobody waits for any more.
+const underWay = {};
+
+function giveUp(...kinds) {
+  for (const kind of kinds) underWay[kind]?.abort();
+}
+
+function ask(kind, path) {
+  giveUp(kind);
+  underWay[kind] = new AbortController();
+  return fetchJson(path, { signal: underWay[kind].signal });
+}
+
+const isGivenUp = (error) => error.name === "AbortError";
+
+// Says in `element` what is computed and for how long, until something else is to stand there.
+const clocks = new Map();
+
+function computing(element, what) {
+  const since = performance.now();
+  // Not read out every second.
+  const seconds = make("span", { class: "seconds", "aria-hidden": "true" });
+  finish(element, `${what} …`, seconds);
+  clocks.set(element, setInterval(() => {
+    if (!element.isConnected) return clearInterval(clocks.get(element));
+    seconds.textContent = ` ${Math.round((performance.now() - since) / 1000)} s`;
+  }, 1000));
+}
+
+function finish(element, ...content) {
+  clearInterval(clocks.get(element));
+  clocks.delete(element);
+  element.replaceChildren(...content);
 }
 
 // Waits for the last change of a slider.
@@ -94,21 +130,27 @@ async function upload(file) {
 
 async function refresh() {
   if (chosen === null) return;
-  const mine = ++asked;
   stop();
+  giveUp("certificate", "attention", "attack");
   $("way").setAttribute("aria-busy", "true");
-  $("certificate").replaceChildren(make("dd", {}, "Working …"));
+  $("progress").hidden = false;
+  computing($("progress"), "Following the image to its equilibrium");
   try {
-    const found = await fetchJson(`api/equilibrium?${query()}`);
-    if (mine !== asked) return;
+    const found = await ask("equilibrium", `api/equilibrium?${query()}`);
     say("");
+    $("results").hidden = false;
     showWay(found);
-    await Promise.all([certify(mine), attend(mine), attack(mine)]);
+    certify();
+    attend();
+    attack();
   } catch (error) {
-    if (mine === asked) say(error.message);
-  } finally {
-    if (mine === asked) $("way").setAttribute("aria-busy", "false");
+    if (isGivenUp(error)) return;
+    say(error.message);
+    $("certificate").replaceChildren();
   }
+  finish($("progress"));
+  $("progress").hidden = true;
+  $("way").setAttribute("aria-busy", "false");
 }
 
 function showWay(found) {
@@ -145,7 +187,7 @@ function showStep() {
     chart($("objective"), above, frame.place, "Hidden objective above its lowest value", null);
   }
   showShares($("bars"), way, index);
-  $("mask").hidden = !way.masks;
+  $("mask-card").hidden = !way.masks;
   if (way.masks) {
     $("mask").src = way.masks[index];
     $("mask").alt = `Classes of the pixels, ${name}`;
@@ -153,6 +195,17 @@ function showStep() {
   } else {
     $("label").textContent = way.labels[index];
   }
+  showTruth(index);
+}
+
+function showTruth(index) {
+  const truth = network.images.find((entry) => entry.key === chosen)?.truth ?? {};
+  const right = truth.class === way.labels?.[index];
+  $("truth").hidden = !truth.class;
+  $("truth").textContent = right ? `right: the true class is ${truth.class}` : `wrong: the true class is ${truth.class}`;
+  $("truth").classList.toggle("wrong", !right);
+  $("true-mask-card").hidden = !truth.mask;
+  if (truth.mask) $("true-mask").src = truth.mask;
 }
 
 function showShares(list, found, index) {
@@ -168,53 +221,58 @@ function showShares(list, found, index) {
   }));
 }
 
-async function certify(mine) {
-  let entries;
-  try {
-    entries = await fetchJson(`api/certificate?${query()}`);
-  } catch (error) {
-    entries = [{ name: "Certificate", text: `Not available: ${error.message}` }];
-  }
-  if (mine !== asked) return;
+async function certify() {
+  $("certificate").setAttribute("aria-busy", "true");
+  const texts = network.statements.map(() => make("dd", {}, "…"));
   $("certificate").replaceChildren(
-    ...entries.flatMap((entry) => [make("dt", {}, entry.name), make("dd", {}, entry.text)]));
+    ...network.statements.flatMap((name, i) => [make("dt", {}, name), texts[i]]));
+  for (const [i, statement] of network.statements.entries()) {
+    computing(texts[i], "Computing");
+    try {
+      finish(texts[i], await ask("certificate", `api/certificate?${query({ statement })}`));
+    } catch (error) {
+      if (isGivenUp(error)) return;
+      finish(texts[i], `Not available: ${error.message}`);
+    }
+  }
+  $("certificate").setAttribute("aria-busy", "false");
 }
 
-async function attend(mine) {
+async function attend() {
+  giveUp("attention");
   $("heat").hidden = true;
   if (!$("attention").checked) return;
   try {
-    const found = await fetchJson(`api/attention?${query()}`);
-    if (mine !== asked || !$("attention").checked) return;
+    const found = await ask("attention", `api/attention?${query()}`);
     $("heat").src = found.picture;
     $("heat").hidden = false;
   } catch (error) {
+    if (isGivenUp(error)) return;
     $("attention").checked = false;
     say(error.message);
   }
 }
 
-async function attack(mine) {
+async function attack() {
   const size = Number($("epsilon").value);
+  giveUp("attack");
   $("attacked-card").hidden = true;
   $("attack-bars").replaceChildren();
   if (size === 0) {
-    $("attack-text").textContent = "20 steps of projected gradients, away from the predicted class.";
-    return;
+    return finish($("attack-text"), "20 steps of projected gradients, away from the predicted class.");
   }
-  $("attack-text").textContent = "Attacking …";
+  computing($("attack-text"), "Attacking");
   try {
-    const found = await fetchJson(`api/attack?${query({ epsilon: size / 255 })}`);
-    if (mine !== asked || size !== Number($("epsilon").value)) return;
+    const found = await ask("attack", `api/attack?${query({ epsilon: size / 255 })}`);
     const [before, after] = found.labels;
-    $("attack-text").textContent = found.changed
+    finish($("attack-text"), found.changed
       ? `The prediction becomes ${after}; it was ${before}.`
-      : `The prediction stays ${before}.${found.blind ? " The gradient was zero: this shows nothing." : ""}`;
+      : `The prediction stays ${before}.${found.blind ? " The gradient was zero: this shows nothing." : ""}`);
     $("attacked").src = found.image;
     $("attacked-card").hidden = false;
     showShares($("attack-bars"), found, 1);
   } catch (error) {
-    if (mine === asked) $("attack-text").textContent = error.message;
+    if (!isGivenUp(error)) finish($("attack-text"), error.message);
   }
 }
 
@@ -388,8 +446,8 @@ async function start() {
   $("step").addEventListener("input", () => { stop(); showStep(); });
   $("play").addEventListener("click", play);
   $("reset").addEventListener("click", reset);
-  $("attention").addEventListener("change", () => attend(asked));
-  const attackLater = later(() => attack(asked));
+  $("attention").addEventListener("change", attend);
+  const attackLater = later(attack);
   $("epsilon").addEventListener("input", () => {
     $("epsilon-value").textContent = `${$("epsilon").value}/255`;
     attackLater();
@@ -407,6 +465,7 @@ async function start() {
   $("absent").textContent = network.absent;
   $("absent").hidden = !network.absent;
   makeSettings();
+  $("choice").hidden = false;
   network.images.forEach(addImage);
   if (network.images.length) choose(network.images[0].key);
   else $("way").setAttribute("aria-busy", "false");
