@@ -63,7 +63,7 @@ def reconstruction_bound(layer: EquilibriumLayer, x: Tensor, size: float) -> Ten
         raise ConfigError(f"Proposition 2 needs an opteq operator as `U`, to know its norm, got {U}.")
     state_shape = tuple(unit.bind(x).initial().shape[1:])
     norms = {
-        "W": min(unit.W.norm(state_shape).item(), unit.W.kept_norm(unit.max_norm)),
+        "W": unit.W.norm(state_shape, unit.max_norm).item(),
         "U": U.norm(tuple(x.shape[1:])).item(),
     }
     for name, norm in norms.items():
