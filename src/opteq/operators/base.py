@@ -110,9 +110,11 @@ class LinearOperator(nn.Module, ABC):
 
     def check_input(self, x: Tensor, name: str = "x") -> None:
         """Raise a `ShapeError` unless `x` is a batch of elements of the domain."""
-        if x.dim() != 2 + len(self.sides) or x.shape[1] != self.in_channels:
+        tensor = isinstance(x, Tensor)
+        if not tensor or x.dim() != 2 + len(self.sides) or x.shape[1] != self.in_channels:
             shape = ", ".join(("batch", str(self.in_channels), *self.sides))
-            raise ShapeError(f"Expected `{name}` of shape ({shape}), got {tuple(x.shape)}.")
+            got = tuple(x.shape) if tensor else type(x).__name__
+            raise ShapeError(f"Expected `{name}` of shape ({shape}), got {got}.")
 
     def _bound(self, domain: tuple[int, ...], ceiling: float | None, error: float) -> BoundOperator:
         control, weights = self.norm_control, self.weights
