@@ -5,7 +5,19 @@ import warnings
 import pytest
 import torch
 
-from opteq import Dense, EquilibriumLayer, HeritageDiversity, MOptEq, OptEqUnit, Unrolled
+from opteq import (
+    Dense,
+    EquilibriumLayer,
+    HeritageDiversity,
+    KernelMap,
+    KernelMOptEq,
+    MOptEq,
+    OptEqUnit,
+    Unconstrained,
+    Unrolled,
+)
+from opteq.operators.bound import BoundOperator
+from opteq.theory.perturbations import reconstruction_bound
 from tests.conformance.reference import random
 
 pytestmark = pytest.mark.spec("R1.6")
@@ -51,7 +63,7 @@ def test_a_training_that_exceeds_the_norm_is_told_once_soon_after():
 def test_norms_are_looked_at_every_twentieth_time_in_training(monkeypatch):
     module, x = unit(0.9), random(2, 3)
     looks, norm = [], Dense.norm
-    monkeypatch.setattr(Dense, "norm", lambda self, domain: looks.append(0) or norm(self, domain))
+    monkeypatch.setattr(Dense, "norm", lambda *known: looks.append(0) or norm(*known))
     for _ in range(60):
         module.bind(x)
     assert len(looks) == 3
@@ -93,6 +105,73 @@ def test_branches_that_come_to_be_coupled_too_strongly_are_told():
         messages = said(module, x)
         assert len(messages) == told
         assert all(f"= {1.3 * norm**2:.3g} is not below 1" in message for message in messages)
+
+
+class Scaled(Dense):
+    """An operator of one's own that does not say that its norm is kept, though it is."""
+
+    def act(self, weights, domain, error) -> BoundOperator:
+        return super().act((2 * weights[0],), domain, error)
+
+
+class Shifted(Dense):
+    """One whose norm is not what it is scaled to: `A + 2I`, scaled before the `2I` is added."""
+
+    def act(self, weights, domain, error) -> BoundOperator:
+        return super().act((weights[0] + 2 * torch.eye(4).to(weights[0]),), domain, error)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("operator", [Scaled, Shifted])
+def test_an_operator_of_ones_own_is_looked_at_as_its_ceiling_leaves_it(operator: type[Dense], training: bool):
+    W, x = operator(4, 4), random(2, 3)
+    W.weight.data.mul_(20)
+    module = OptEqUnit(W, Dense(3, 4)).double().train(training)
+    messages = said(module, x)
+    acting = torch.linalg.matrix_norm(module.bind(x).W.tensors[0], 2).item()
+    if operator is Scaled:
+        assert acting == pytest.approx(0.97)
+        assert messages == []
+    else:
+        assert acting > 1.5
+        assert messages[0].startswith(f"‖W‖₂ = {acting:.4g} exceeds")
+
+
+def test_branches_of_ones_own_operators_are_looked_at_as_their_ceilings_leave_them():
+    def units(zeta: float, operator: type[Dense]) -> list[OptEqUnit]:
+        return [OptEqUnit(operator(4, 4), Dense(3, 4), max_norm=zeta).double() for _ in range(2)]
+
+    x, coupling = random(2, 3), HeritageDiversity(0.1)
+    for zeta, told in ((0.85, 0), (0.95, 1)):  # L_σ‖W‖²(1 + λ(C-1)) = ‖W‖²·1.3
+        branches = units(zeta, Scaled)
+        for branch in branches:
+            branch.W.weight.data.mul_(20)
+        messages = said(MOptEq(branches, coupling).eval(), x)
+        assert len(messages) == told
+        assert all(f"= {1.3 * zeta**2:.3g} is not below 1" in message for message in messages)
+
+
+def test_the_kernel_of_a_branch_is_that_of_its_ceiling_whatever_keeps_the_norm():
+    # κ = ½ζ² of the kernel, and ‖W‖² 1.3 of weights that nothing keeps: q = ½·0.81 + 1.3‖W‖².
+    x, coupling = random(2, 4), HeritageDiversity(0.1)
+    branches = [
+        KernelMap(Dense(4, 4, norm=Unconstrained()), Dense(4, 4), "sigmoid", max_norm=0.9).double()
+        for _ in range(2)
+    ]
+    for norm, told in ((0.6, 0), (0.7, 1)):
+        for branch in branches:
+            branch.W.weight.data.mul_(norm / torch.linalg.matrix_norm(branch.W.weight.data, 2))
+        messages = said(KernelMOptEq(branches, coupling).eval(), x)
+        assert len(messages) == told
+        assert all(f"= {0.405 + 1.3 * norm**2:.3g} is not below 1" in message for message in messages)
+
+
+@pytest.mark.spec("R5.4")
+def test_proposition_2_of_li_et_al_2022_holds_for_operators_of_ones_own():
+    unit = OptEqUnit(Scaled(4, 4), Dense(3, 4)).double()
+    unit.W.weight.data.mul_(20)
+    unit.injection.operator.weight.data.mul_(0.1)
+    assert reconstruction_bound(EquilibriumLayer(unit), random(2, 3), 0.01).shape == (2,)
 
 
 def test_traces_are_left_alone():

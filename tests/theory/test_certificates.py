@@ -215,7 +215,7 @@ def test_contraction_bounds_against_the_jacobian(make):
 
 def test_a_network_around_the_layer_is_refused():
     network = torch.nn.Sequential(EquilibriumLayer(optequnit()[0]))
-    with pytest.raises(ConfigError, match="Expected an EquilibriumLayer to certify, got Sequential"):
+    with pytest.raises(ConfigError, match="Expected an EquilibriumLayer, got Sequential"):
         certify(network, torch.randn(2, 5))
 
 
@@ -305,7 +305,7 @@ def test_refuses_what_has_no_certificate_sample_by_sample():
     layer, x = EquilibriumLayer(decorrelated()[0]), torch.randn(4, 5)
     with pytest.raises(ConfigError, match=r"one system of the batch.*call eval\(\) first"):
         certify(layer, x)
-    with pytest.raises(ConfigError, match="Expected an EquilibriumLayer to certify, got OptEqUnit"):
+    with pytest.raises(ConfigError, match="Expected an EquilibriumLayer, got OptEqUnit"):
         certify(optequnit()[0], x)
 
 

@@ -93,7 +93,8 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
         self.coupling, self.sweep = coupling, sweep
         self.perturbation, self.perturb_at_inference = float(perturbation), perturb_at_inference
         # Whether q < 1 is imposed by the ceilings of the units, so that there is no need to look at it.
-        self.uniqueness_checked = self._strength(self._ceilings()) < 1
+        kept = [unit.W.kept_norm(self.ceiling(unit, unit.max_norm)) for unit in units]
+        self.uniqueness_checked = self._strength(kept) < 1
         self._watch = Watch()
         if coupling is not None and coupling.hard:
             warnings.warn(
@@ -109,8 +110,12 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
         """`C` of the `z` of a branch."""
 
     @abstractmethod
-    def strength(self, unit: Unit, ceiling: float, norm: float) -> float:
-        """`q` of a branch with `‖W‖ = norm`, before a `max_norm` of `ceiling` reduces it and the kernel."""
+    def ceiling(self, unit: Unit, max_norm: float | None) -> float | None:
+        """What a branch asks of its `W` under a `max_norm`."""
+
+    @abstractmethod
+    def strength(self, unit: Unit, norm: float, max_norm: float | None) -> float:
+        """`q` of a branch with `‖W‖ = norm`, and the kernel as a `max_norm` reduces it."""
 
     @property
     def sequential(self) -> bool:
@@ -174,7 +179,9 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
             assert self.coupling is not None
             cure = "`normalise`, a `max_norm` and a kernel of bounded curvature."
             if math.isfinite(q):
-                largest = 1 / math.sqrt(self._strength([1.0] * len(self.units)))
+                # Where all of them have a `max_norm` of ζ and reach it, q grows with ζ².
+                ones = [self.strength(unit, self.ceiling(unit, 1.0) or 1.0, 1.0) for unit in self.units]
+                largest = 1 / math.sqrt(max(ones))
                 cure = f"a `max_norm` below {largest:.3g}, or the coupling a smaller `weight`."
             warnings.warn(
                 f"L_σ(‖W‖²(1 + λ(C-1)){self.curvature}) = {q:.3g} is not below 1, with"
@@ -187,7 +194,8 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
 
     def _q(self, state: State) -> float:
         pairs = zip(self.units, tensors_of(state), strict=True)
-        return self._strength(self._ceilings(), [unit.W.norm(tuple(z.shape[1:])).item() for unit, z in pairs])
+        norms = [unit.W.norm(tuple(z.shape[1:]), self.ceiling(unit, unit.max_norm)) for unit, z in pairs]
+        return self._strength([norm.item() for norm in norms])
 
     @abstractmethod
     def hidden(self, unit: Unit, equation: Equation) -> Tensor:
@@ -200,13 +208,10 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
         y = self.hidden(unit, equation)
         return self.perturbation * operator.bind(tuple(x.shape[1:])).adjoint(y).sign()
 
-    def _ceilings(self) -> list[float]:
-        return [unit.W.kept_norm(unit.max_norm) for unit in self.units]
-
-    def _strength(self, ceilings: Sequence[float], norms: Sequence[float] | None = None) -> float:
-        """The largest `q` that these ceilings allow, or the one for these norms of the `W_i` below them."""
-        parts = zip(self.units, ceilings, norms or [math.inf] * len(self.units), strict=True)
-        return max(self.strength(*part) for part in parts)
+    def _strength(self, norms: Sequence[float]) -> float:
+        """`q` for these norms of the `W_i`."""
+        pairs = zip(self.units, norms, strict=True)
+        return max(self.strength(unit, norm, unit.max_norm) for unit, norm in pairs)
 
     def extra_repr(self) -> str:
         return f"coupling={self.coupling}, sweep={self.sweep}, perturbation={self.perturbation}"

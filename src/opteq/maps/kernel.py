@@ -104,12 +104,11 @@ class KernelMap(EquilibriumMap):
     def bind(self, x: State, error: float = 0.0) -> SimilarityEquation:
         c = self.injection(x, error=error)
         self.W.check_input(c, "U x")
-        ceiling, unit = self.max_norm, None
+        unit = None
         if self.share and self.max_norm is not None:
-            ceiling = math.sqrt(1 - self.share) * self.max_norm
             unit = self._unit(c, self.share * self.max_norm**2)
-        W = self.W.bind(tuple(c.shape[1:]), ceiling, error)
-        steepness = self.curvature_bound(math.inf if self.max_norm is None else self.max_norm)
+        W = self.W.bind(tuple(c.shape[1:]), self.ceiling(self.max_norm), error)
+        steepness = self.curvature_bound(self.max_norm)
         return SimilarityEquation(InnerProductSimilarity(c, unit, W, self.kernel, steepness), self.activation)
 
     @property
@@ -118,11 +117,15 @@ class KernelMap(EquilibriumMap):
         normalised = self.normalise and self.max_norm is not None and self.kernel.unit_curvature > 0
         return _SHARE if normalised else 0.0
 
-    def curvature_bound(self, max_norm: float) -> float:
-        """`sup |k''|‖c‖²/n` over all inputs, for another `max_norm`; infinite where it is unbounded."""
+    def ceiling(self, max_norm: float | None) -> float | None:
+        """What `‖W‖` is to be kept below, `√(1 - a) ζ`, for a `ζ` of `max_norm`."""
+        return None if max_norm is None else math.sqrt(1 - self.share) * max_norm
+
+    def curvature_bound(self, max_norm: float | None) -> float:
+        """`sup |k''|‖c‖²/n` over all inputs, for a `ζ` of `max_norm`; infinite where it is unbounded."""
         if not self.kernel.largest_curvature:
             return 0.0
-        if not self.share:
+        if not self.share or max_norm is None:
             return math.inf
         return self.kernel.largest_curvature / self.kernel.unit_curvature * self.share * max_norm**2
 

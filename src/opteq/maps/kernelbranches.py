@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -60,9 +59,11 @@ class KernelMOptEq(CoupledMap[KernelMap]):
     def channels(unit: KernelMap) -> int:
         return unit.W.out_channels
 
-    def strength(self, unit: KernelMap, ceiling: float, norm: float) -> float:
-        kept = min(norm, math.sqrt(1 - unit.share) * ceiling)
-        return unit.activation.lipschitz * (kept**2 * self.gain + unit.curvature_bound(ceiling))
+    def ceiling(self, unit: KernelMap, max_norm: float | None) -> float | None:
+        return unit.ceiling(max_norm)
+
+    def strength(self, unit: KernelMap, norm: float, max_norm: float | None) -> float:
+        return unit.activation.lipschitz * (norm**2 * self.gain + unit.curvature_bound(max_norm))
 
     def hidden(self, unit: KernelMap, equation: Equation) -> Tensor:
         y = equation.first_iterate()

@@ -58,8 +58,11 @@ class MOptEq(CoupledMap[OptEqUnit]):
     def channels(unit: OptEqUnit) -> int:
         return unit.W.in_channels
 
-    def strength(self, unit: OptEqUnit, ceiling: float, norm: float) -> float:
-        return unit.activation.lipschitz * min(norm, ceiling) ** 2 * self.gain / unit.mu
+    def ceiling(self, unit: OptEqUnit, max_norm: float | None) -> float | None:
+        return max_norm
+
+    def strength(self, unit: OptEqUnit, norm: float, max_norm: float | None) -> float:
+        return unit.activation.lipschitz * norm**2 * self.gain / unit.mu
 
     def hidden(self, unit: OptEqUnit, equation: Equation) -> Tensor:
         assert isinstance(equation, OptEqEquation)

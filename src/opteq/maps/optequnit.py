@@ -101,8 +101,8 @@ class OptEqUnit(EquilibriumMap):
         `bind` calls this where a unit without a sufficient ceiling has come to exceed it, and looks at the
         norm in eval mode and every twentieth time in training. Set `norm_checked` to spare that.
         """
-        norm = self._norm(shape)
-        if self._exceeds(shape):
+        norm = self.W.norm(shape, self.max_norm).item()
+        if norm > self.largest_norm * (1 + 1e-6):
             warnings.warn(
                 f"‖W‖₂ = {norm:.4g} exceeds √(μ/L_σ) = {self.largest_norm:.4g}: the unit is no proximal"
                 " operator and need not have an equilibrium; set `max_norm` or scale `W` down.",
@@ -112,10 +112,7 @@ class OptEqUnit(EquilibriumMap):
         return norm
 
     def _exceeds(self, shape: tuple[int, ...]) -> bool:
-        return self._norm(shape) > self.largest_norm * (1 + 1e-6)
-
-    def _norm(self, shape: tuple[int, ...]) -> float:
-        return min(self.W.norm(shape).item(), self.W.kept_norm(self.max_norm))
+        return self.W.norm(shape, self.max_norm).item() > self.largest_norm * (1 + 1e-6)
 
     def extra_repr(self) -> str:
         return f"activation={self.activation}, mu={self.mu}, max_norm={self.max_norm}"

@@ -43,8 +43,8 @@ class LinearOperator(nn.Module, ABC):
         super().__init__()
         norm = Ceiling() if norm is None else norm
         self.norm_control = check_kind(NormControl, "norm", norm, "a way such as AlmostOrthogonal()")
-        # Both are derived from the weights, so neither is saved or copied with them.
-        self._estimate, self._memo = NormEstimate(), NormMemo()
+        # All of it is derived from the weights, so nothing of it is saved or copied with them.
+        self._estimate, self._acting, self._memo = NormEstimate(), NormEstimate(), NormMemo()
         self._ceiling = math.inf
 
     @property
@@ -86,9 +86,15 @@ class LinearOperator(nn.Module, ABC):
         self.check_input(x)
         return self._bound(tuple(x.shape[1:]), None, error)(x)
 
-    def norm(self, domain: tuple[int, ...]) -> Tensor:
-        """An estimate of `‖W‖₂`, without a ceiling, see `NormEstimate`."""
-        return self._norm(self._bound(domain, None, 0.0))
+    def norm(self, domain: tuple[int, ...], ceiling: float | None = None) -> Tensor:
+        """An estimate of `‖W‖₂`, as it acts where a map asks for `ceiling`, see `NormEstimate`."""
+        if ceiling is None:
+            return self._norm(self._bound(domain, None, 0.0))
+        kept = self.kept_norm(ceiling)
+        if kept < math.inf:
+            return self.norm(domain).clamp(max=kept)
+        # What a way makes of the weights of somebody else's operator is only known from what then acts.
+        return self._acting(self._bound(domain, ceiling, 0.0), self.training)
 
     def kept_norm(self, ceiling: float | None) -> float:
         """What `‖W‖₂` is kept below where a map asks for `ceiling`; infinite where nothing keeps it."""
@@ -104,9 +110,11 @@ class LinearOperator(nn.Module, ABC):
 
     def check_input(self, x: Tensor, name: str = "x") -> None:
         """Raise a `ShapeError` unless `x` is a batch of elements of the domain."""
-        if x.dim() != 2 + len(self.sides) or x.shape[1] != self.in_channels:
+        tensor = isinstance(x, Tensor)
+        if not tensor or x.dim() != 2 + len(self.sides) or x.shape[1] != self.in_channels:
             shape = ", ".join(("batch", str(self.in_channels), *self.sides))
-            raise ShapeError(f"Expected `{name}` of shape ({shape}), got {tuple(x.shape)}.")
+            got = tuple(x.shape) if tensor else type(x).__name__
+            raise ShapeError(f"Expected `{name}` of shape ({shape}), got {got}.")
 
     def _bound(self, domain: tuple[int, ...], ceiling: float | None, error: float) -> BoundOperator:
         control, weights = self.norm_control, self.weights
@@ -126,7 +134,7 @@ class LinearOperator(nn.Module, ABC):
         return value.item() / self._ceiling
 
     def _fresh(self) -> dict:
-        return {"_estimate": NormEstimate(), "_memo": NormMemo()}
+        return {"_estimate": NormEstimate(), "_acting": NormEstimate(), "_memo": NormMemo()}
 
     def __getstate__(self) -> dict:
         return {**super().__getstate__(), **self._fresh()}  # type: ignore[misc]

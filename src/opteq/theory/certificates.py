@@ -12,6 +12,7 @@ from opteq.layer import EquilibriumLayer
 from opteq.results import Certificate, Described, State, distance, map_state, norm
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
+from opteq.theory.arguments import expect_layer
 from opteq.theory.claims import DISTANCE, expect_own_claims
 from opteq.theory.exact import in_float64
 from opteq.theory.lipschitz import expect_module
@@ -66,11 +67,7 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
             batch-coupled regulariser.
         NonFiniteError: for weights or inputs that are NaN or infinite.
     """
-    if not isinstance(layer, EquilibriumLayer):
-        raise ConfigError(
-            f"Expected an EquilibriumLayer to certify, got {type(layer).__name__}; certify a layer inside it,"
-            " for what that layer reads."
-        )
+    expect_layer(layer)
     expect_module(layer)
     if layer._forward_hooks or layer._forward_pre_hooks:
         raise ConfigError(

@@ -14,7 +14,7 @@ from torch.nn.utils import parametrize
 from opteq.activations import ReLU
 from opteq.errors import ConfigError, NonFiniteError
 from opteq.layer import EquilibriumLayer
-from opteq.maps.base import EquilibriumMap, Injection
+from opteq.maps.base import EquilibriumMap, Injection, expect_map
 from opteq.maps.gaussian import GaussianMap
 from opteq.maps.optequnit import OptEqEquation, OptEqUnit
 from opteq.objectives.gaussiansimilarity import GaussianSimilarity
@@ -22,7 +22,8 @@ from opteq.objectives.patches import WholeSample
 from opteq.operators.base import LinearOperator
 from opteq.operators.conv import circular_norm
 from opteq.overrides import definer, known_class, overridden
-from opteq.results import Certificate, State, map_state, tensors_of
+from opteq.results import Certificate, State, tensors_of
+from opteq.theory.arguments import example_of, expect_layer
 from opteq.theory.bounds import published_lipschitz_geq, published_lipschitz_optequnit
 from opteq.theory.claims import LIPSCHITZ, expect_own_claims
 
@@ -46,15 +47,17 @@ def equilibrium_lipschitz(map: EquilibriumMap, x: State) -> Certificate:
         x: a batch of inputs; only its shape matters.
 
     Raises:
-        ConfigError: where no bound is known: other maps, norms too large, a `U` without a known Lipschitz
-            constant, a kernel whose curvature inputs leave unbounded, perturbations in force, branches
-            coupled by the hard sign, hooks, or a subclass, of the map or of a part, that overrides what is
-            computed without stating anew what is known of it.
+        ConfigError: for something else than a map, and where no bound is known: other maps, norms too large,
+            a `U` without a known Lipschitz constant, a kernel whose curvature inputs leave unbounded,
+            perturbations in force, branches coupled by the hard sign, hooks, or a subclass, of the map or of
+            a part, that overrides what is computed without stating anew what is known of it.
         NonFiniteError: for weights that are NaN or infinite.
+        ShapeError: if `x` is no batch of tensors that fit.
     """
+    expect_map(map)
     expect_module(map)
     expect_settled(map)
-    example = _example(x)
+    example = example_of(x, map)
     pushes = [_bound(operator, example) for operator in _injections(map)]
     equation = map.bind(example)
     expect_own_claims(equation, LIPSCHITZ)
@@ -92,8 +95,10 @@ def published_lipschitz(layer: EquilibriumLayer, x: Tensor) -> Certificate:
         x: a batch of inputs, `(batch, ...)`.
 
     Raises:
-        ConfigError: if the proposition does not apply; the message says why.
+        ConfigError: for something else than a layer, or if the proposition does not apply; the message says
+            why.
     """
+    expect_layer(layer)
     match layer.map:
         case OptEqUnit(mu=1.0, activation=ReLU()) as map:
             pass
@@ -106,7 +111,7 @@ def published_lipschitz(layer: EquilibriumLayer, x: Tensor) -> Certificate:
                 f" `gamma`, both with ReLU; got {map}. Use `equilibrium_lipschitz`."
             )
     expect_settled(map)
-    equation, y = map.bind(x), layer(x)
+    equation, y = layer.bind(x), layer(x)
     expect_own_claims(equation, LIPSCHITZ)
     assert isinstance(y, Tensor)
     largest_u = max(_bound(operator, x) for operator in _injections(map))
@@ -143,10 +148,11 @@ def lipschitz_bound(module: nn.Module, x: Tensor) -> Certificate:
     Raises:
         ConfigError: for a part that has no known constant; the message names it.
         NonFiniteError: for weights that are NaN or infinite.
+        ShapeError: if `x` is no batch of tensors.
     """
     expect_module(module)
     expect_settled(module)
-    value = _finite(_bound(module, _example(x)), module)
+    value = _finite(_bound(module, example_of(x, module)), module)
     return Certificate(torch.tensor(value, dtype=torch.float64), "bound", ("Inputs are shaped like `x`.",))
 
 
@@ -216,11 +222,6 @@ def _alike(a: Tensor, b: Tensor) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
-def _example(x: State) -> Any:
-    """One input like those of `x`, of which there may be none."""
-    return map_state(lambda t: t[:1] if len(t) else t.new_zeros(1, *t.shape[1:]), x)
-
-
 def _bound(module: nn.Module, x: Any) -> float:
     value, first = 1.0, x
     for stage in stages_of(module):
@@ -268,6 +269,7 @@ def _stage_bound(stage: nn.Module, x: Tensor) -> float:
         case EquilibriumLayer():
             return equilibrium_lipschitz(stage.map, x).value.item()
         case LinearOperator():
+            stage.check_input(x)
             operator = stage.bind(tuple(x.shape[1:]))
             expect_own_claims(operator)
             return operator.norm_bound().item()

@@ -10,6 +10,7 @@ from torch import Tensor
 from opteq.equation import Equation
 from opteq.layer import EquilibriumLayer
 from opteq.results import Certificate, Described, State, map_state
+from opteq.theory.arguments import expect_layer
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -37,6 +38,8 @@ class EquilibriumKind(Described):
     def __str__(self) -> str:
         certified, local = int(self.minimiser.sum()), int(self.local_minimiser.sum())
         total = len(self.minimiser)
+        if not total:
+            return "The batch is empty, and so there are no equilibria."
         return (
             f"Of {total} equilibria {certified} are certified minimisers of the hidden objective,"
             f" {local - certified} are local minimisers by an estimate, and {total - local} are known to be"
@@ -55,8 +58,9 @@ def equilibrium_kind(layer: EquilibriumLayer, x: State) -> EquilibriumKind:
         x: a batch of inputs.
 
     Raises:
-        ConfigError: as `kind_at` does.
+        ConfigError: for something else than a layer, and as `kind_at` does.
     """
+    expect_layer(layer)
     equation, state = layer.bind(x), layer.solve(x).state
     equation = equation.with_tensors(tuple(t.detach().double() for t in equation.tensors))
     return kind_at(equation, map_state(Tensor.double, state))

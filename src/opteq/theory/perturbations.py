@@ -10,6 +10,7 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.optequnit import OptEqUnit
 from opteq.operators.base import LinearOperator
 from opteq.results import map_state
+from opteq.theory.arguments import expect_layer, expect_size
 
 
 def reconstructed(layer: EquilibriumLayer, x: Tensor, size: float) -> Tensor:
@@ -24,18 +25,21 @@ def reconstructed(layer: EquilibriumLayer, x: Tensor, size: float) -> Tensor:
         size: `ε`.
 
     Raises:
-        ConfigError: for a map without a scalar objective.
+        ConfigError: for something else than a layer, a map without a scalar objective, or a negative size.
     """
+    expect_size(size)
     return -size * _objective_gradient(layer, x).sign()
 
 
 def uniform(x: Tensor, size: float, generator: torch.Generator | None = None) -> Tensor:
     """`δ` shaped like `x` with independent entries from `[-ε, ε]`."""
+    expect_size(size)
     return size * (2 * torch.rand(x.shape, generator=generator, dtype=x.dtype, device=x.device) - 1)
 
 
 def binomial(x: Tensor, size: float, generator: torch.Generator | None = None) -> Tensor:
     """`δ` shaped like `x` with independent entries `±ε`, either with probability ½."""
+    expect_size(size)
     return size * (2 * torch.randint(2, x.shape, generator=generator, device=x.device) - 1).to(x.dtype)
 
 
@@ -52,8 +56,10 @@ def reconstruction_bound(layer: EquilibriumLayer, x: Tensor, size: float) -> Ten
         size: `ε`.
 
     Raises:
-        ConfigError: for another map, or norms above 1.
+        ConfigError: for something else than a layer, another map, norms above 1, or a negative size.
     """
+    expect_layer(layer)
+    expect_size(size)
     unit = layer.map
     if not isinstance(unit, OptEqUnit) or unit.mu != 1:
         raise ConfigError(f"Proposition 2 is about an OptEqUnit with mu=1, got {unit}.")
@@ -63,7 +69,7 @@ def reconstruction_bound(layer: EquilibriumLayer, x: Tensor, size: float) -> Ten
         raise ConfigError(f"Proposition 2 needs an opteq operator as `U`, to know its norm, got {U}.")
     state_shape = tuple(unit.bind(x).initial().shape[1:])
     norms = {
-        "W": min(unit.W.norm(state_shape).item(), unit.W.kept_norm(unit.max_norm)),
+        "W": unit.W.norm(state_shape, unit.max_norm).item(),
         "U": U.norm(tuple(x.shape[1:])).item(),
     }
     for name, norm in norms.items():
@@ -74,6 +80,7 @@ def reconstruction_bound(layer: EquilibriumLayer, x: Tensor, size: float) -> Ten
 
 def _objective_gradient(layer: EquilibriumLayer, x: Tensor) -> Tensor:
     """`∇_x G(z*; x)`; the change of `z*` with `x` does not enter, since `z*` is stationary."""
+    expect_layer(layer)
     with torch.no_grad():
         z = map_state(Tensor.detach, layer(x))
     with torch.enable_grad():

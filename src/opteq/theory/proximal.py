@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opteq.errors import ShapeError
+from opteq.errors import NonFiniteError, ShapeError
+from opteq.options import check_kind
 from opteq.results import Described
 
 _LARGEST_STATE = 2048
@@ -61,9 +62,17 @@ def check_proximal(
         tolerance: by how much symmetry, semidefiniteness and norm may be off.
 
     Raises:
-        ShapeError: if there are no points, or the map changes the shape or has more than 2048 entries per
-            sample.
+        ConfigError: if the points are no tensor.
+        NonFiniteError: if a Jacobian is NaN or infinite.
+        ShapeError: if there are no points, they are no floating-point numbers, or the map changes the shape
+            or has more than 2048 entries per sample.
     """
+    check_kind(Tensor, "points", points, "a tensor of shape (points, ...)")
+    if points.dim() < 2 or not points.is_floating_point():
+        raise ShapeError(
+            f"Expected `points` of shape (points, ...) in floating-point numbers, got {tuple(points.shape)}"
+            f" of {points.dtype}."
+        )
     if not len(points):
         raise ShapeError("Expected at least one point to look at, got none.")
     count = points[0].numel()
@@ -75,15 +84,15 @@ def check_proximal(
     with torch.enable_grad():
         points = points.detach().requires_grad_()
         values = function(points)
-        if values.shape != points.shape:
-            raise ShapeError(
-                f"Expected a map that keeps the shape {tuple(points.shape)}, got {tuple(values.shape)}."
-            )
-        rows = [
-            torch.autograd.grad(entry, points, retain_graph=True, materialize_grads=True)[0].flatten(1)
-            for entry in values.flatten(1).sum(0)
-        ]
+        if not isinstance(values, Tensor) or values.shape != points.shape:
+            got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
+            raise ShapeError(f"Expected a map that keeps the shape {tuple(points.shape)}, got {got}.")
+        # A map that is constant does not depend on the points.
+        sums = values.flatten(1).sum(0) + 0 * points.sum()
+        rows = [torch.autograd.grad(entry, points, retain_graph=True)[0].flatten(1) for entry in sums]
     jacobian = torch.stack(rows, dim=1)
+    if not bool(jacobian.isfinite().all()):
+        raise NonFiniteError("The Jacobian of the map has NaN or infinite entries; look at other points.")
     symmetric, skew = 0.5 * (jacobian + jacobian.mT), 0.5 * (jacobian - jacobian.mT)
     return ProximalReport(
         torch.linalg.matrix_norm(skew, 2),

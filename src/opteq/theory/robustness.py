@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from opteq.errors import ShapeError
+from opteq.errors import NonFiniteError, ShapeError
 from opteq.gradients.implicit import Implicit
 from opteq.layer import EquilibriumLayer
 from opteq.solvers.anderson import Anderson
@@ -42,7 +42,7 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
     Raises:
         ConfigError: if a part has no known Lipschitz constant, or hooks; the message names it.
         ConvergenceError: if an equilibrium is not found to that precision.
-        NonFiniteError: for weights that are NaN or infinite.
+        NonFiniteError: for inputs or weights that are NaN or infinite.
         ShapeError: if the classifier does not give logits.
     """
     expect_module(classifier)
@@ -50,17 +50,19 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         got = x.dtype if isinstance(x, Tensor) else type(x).__name__
         raise ShapeError(f"Expected the inputs to be a tensor of floating-point numbers, got {got}.")
+    if not bool(x.isfinite().all()):
+        raise NonFiniteError("Expected finite inputs, got NaN or infinite values; clean or drop them.")
     x, classifier = x.double(), _precise(classifier)
     *stages, last = stages_of(classifier)
-    features = nn.Sequential(*stages)
-    if applies(last, nn.Linear):
+    linear = applies(last, nn.Linear)
+    features = nn.Sequential(*stages) if linear else nn.Sequential(*stages, last)
+    constant, logits = lipschitz_bound(features, x).value, features(x)
+    if linear:
         assert isinstance(last, nn.Linear)
-        logits = last(features(x))
+        logits = last(logits)
         rows = last.weight[logits.argmax(1)]
         gauge = torch.linalg.vector_norm(rows[:, None] - last.weight, dim=2)
     else:
-        features = nn.Sequential(*stages, last)
-        logits = features(x)
         gauge = torch.full_like(logits, math.sqrt(2))
     if logits.dim() != 2:
         raise ShapeError(
@@ -69,7 +71,7 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
         )
     top, predicted = logits.max(1, keepdim=True)
     # 0 / 0 where two classes are a tie that no input breaks.
-    radii = ((top - logits) / (gauge * lipschitz_bound(features, x).value)).nan_to_num(0.0, math.inf)
+    radii = ((top - logits) / (gauge * constant)).nan_to_num(0.0, math.inf)
     check_stages(classifier, x[:1], logits[:1])
     return radii.scatter(1, predicted, math.inf).amin(1)
 
