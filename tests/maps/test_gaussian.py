@@ -92,8 +92,19 @@ def test_adaptive_gamma_is_a_fifth_of_the_smallest_starting_distance():
 
 
 @pytest.mark.spec("R6.3")
-def test_gamma_is_per_sample():
-    module, x = patched(), random(4, 2, 4, 4)
+def test_gamma_by_the_mean_is_a_fifth_of_the_mean_starting_distance():
+    module, x = patched(gamma="mean"), random(3, 2, 4, 4)
+    similarity = similarity_of(module, x)
+    r = similarity.patches.split(similarity.injection)
+    distance = torch.einsum("bni,ij,bnj->bn", r, similarity.gram, r)
+    torch.testing.assert_close(similarity.gamma, 0.2 / distance.mean(1))
+    assert (similarity.gamma < similarity_of(patched(), x).gamma).all()
+
+
+@pytest.mark.spec("R6.3")
+@pytest.mark.parametrize("gamma", ["adaptive", "mean"])
+def test_gamma_is_per_sample(gamma):
+    module, x = patched(gamma=gamma), random(4, 2, 4, 4)
     x[1] *= 100
     alone = [similarity_of(module, x[i : i + 1]).gamma for i in range(4)]
     torch.testing.assert_close(similarity_of(module, x).gamma, torch.cat(alone), rtol=1e-12, atol=0)
@@ -195,7 +206,7 @@ def test_sizes_that_do_not_divide_are_refused():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gamma": "adaptiv"}, "`gamma` to be a positive number or 'adaptive', got 'adaptiv'"),
+        ({"gamma": "adaptiv"}, "`gamma` to be a positive number, 'adaptive' or 'mean', got 'adaptiv'"),
         ({"gamma": 0.0}, "`gamma` to be a positive number"),
         ({"gamma": math.inf}, "`gamma` to be a positive number"),
         ({"gamma": True}, "`gamma` to be a positive number"),

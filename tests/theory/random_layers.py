@@ -105,7 +105,7 @@ class Draw(random.Random):
         mid, options = self.size(), {"activation": self.choice(("relu", "tanh", "softplus"))}
         if self.image and self.random() < 0.6:
             options |= {"patches": Patches(2, 2), "hidden": 3}
-        gamma = self.choice(("adaptive", 0.05, 0.5))
+        gamma = self.choice(("adaptive", "mean", 0.05, 0.5))
         norm = self.choice((0.9, 0.97, 1.2))
         return GaussianMap(self.operator(4, mid), self.injection(mid), gamma=gamma, max_norm=norm, **options)
 

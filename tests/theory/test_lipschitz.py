@@ -422,6 +422,12 @@ def gaussian_adaptive_patches():
     return GaussianMap(Conv2d(2, 4), Conv2d(2, 4), Patches(2, 2), hidden=3, max_norm=0.9), (2, 2, 4)
 
 
+def gaussian_mean_patches():
+    unit, shape = gaussian_adaptive_patches()
+    unit.gamma = "mean"
+    return unit, shape
+
+
 @pytest.mark.spec("R6.4", "R6.7")
 @pytest.mark.parametrize(
     ("make", "share"),
@@ -431,6 +437,7 @@ def gaussian_adaptive_patches():
         (gaussian_tanh, 0.05),
         (gaussian_adaptive, 0.02),
         (gaussian_adaptive_patches, 0.02),
+        (gaussian_mean_patches, 0.02),
     ],
 )
 def test_no_pair_of_inputs_beats_the_bound_of_a_gaussian_map(make, share):
@@ -483,9 +490,31 @@ def test_an_adaptive_width_can_move_equilibria_more_than_a_fixed_one_allows():
     patched, shape = gaussian_adaptive_patches()
     x = torch.zeros(1, *shape)
     bound = equilibrium_lipschitz(patched, x).value
+    patched.gamma = "mean"
+    bound_of_mean = equilibrium_lipschitz(patched, x).value
     patched.gamma = 0.3
     fixed = equilibrium_lipschitz(patched, x).value
     assert (bound / fixed).item() == pytest.approx(1 + 2 * 1.8333, rel=1e-3)
+    assert (bound_of_mean / fixed).item() == pytest.approx(1 + 1.8333, rel=1e-3)
+
+
+@pytest.mark.spec("R6.4")
+@pytest.mark.parametrize("rule", ["adaptive", "mean"])
+def test_gamma_moves_no_more_with_the_injection_than_its_part_of_the_bound_says(rule):
+    """`‖dγ/dc‖ ≤ 0.4 M^{-3/2} ‖W_h‖ κ/√N`, against gradients by autograd."""
+    torch.manual_seed(1)
+    unit, shape = gaussian_adaptive_patches()
+    unit.double().gamma = rule
+    for seed in range(30):
+        x = torch.randn(1, *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        c = unit.injection(x * 10.0 ** (seed % 3 - 1)).detach().requires_grad_()
+        patches = unit.patches.split(c)
+        distances = (patches @ unit.projection).square().sum(-1)
+        M = {"adaptive": torch.amin, "mean": torch.mean}[rule](distances)
+        (slope,) = torch.autograd.grad(0.2 / M, c)
+        spread = 1.0 if rule == "adaptive" else patches.shape[1] ** -0.5
+        bound = 0.4 * M**-1.5 * torch.linalg.matrix_norm(unit.projection, 2) * spread
+        assert slope.norm() <= bound * (1 + 1e-9)
 
 
 @pytest.mark.spec("R6.1")

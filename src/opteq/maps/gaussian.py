@@ -21,6 +21,7 @@ from opteq.results import State
 # A patch that starts (nearly) at its injection must not make every other weight underflow.
 _SMALLEST_SHARE = 1e-2
 _SMALLEST_WEIGHT = 1e-6
+_ADAPTIVE = ("adaptive", "mean")
 
 
 class GaussianMap(EquilibriumMap):
@@ -34,8 +35,9 @@ class GaussianMap(EquilibriumMap):
 
     `gamma="adaptive"` sets `γ = 0.2 / M` per sample, with `M` the smallest patch distance at the
     start `y = 0`, so that the nearest patch starts with weight `e^{-0.2}`; `M` counts as at least a
-    hundredth of the mean distance. `γ` is constant during the solve and differentiated through, in
-    training unless `detach_gamma`.
+    hundredth of the mean distance. With `gamma="mean"`, which is not in the papers, `M` is the mean
+    distance, so that no single flat patch takes the weight from all others. Either `γ` is constant
+    during the solve and differentiated through, in training unless `detach_gamma`.
 
     State and readout: `y`, of shape `(batch, W.in_channels, ...)`.
 
@@ -44,7 +46,7 @@ class GaussianMap(EquilibriumMap):
         U: opteq operator (or any module) from the input to the mid channels.
         patches: how the mid channels are split; None for the plain kernel on the whole sample.
         hidden: `c_hid`, columns of `W_h`, which is used with patches only.
-        gamma: a positive number or `"adaptive"`.
+        gamma: a positive number, `"adaptive"` or `"mean"`.
         detach_gamma: treat the adaptive `γ` as a constant when differentiating in training. In eval mode
             gradients are the true ones: those of an attack would overstate how robust a network is.
         activation: name of an activation in `opteq.activations`, or an object.
@@ -71,8 +73,8 @@ class GaussianMap(EquilibriumMap):
     ) -> None:
         super().__init__()
         expect_operator(W, "W")
-        fits = gamma == "adaptive" or (is_number(gamma) and gamma > 0)
-        check(fits, "gamma", gamma, "a positive number or 'adaptive'")
+        fits = gamma in _ADAPTIVE or (is_number(gamma) and gamma > 0)
+        check(fits, "gamma", gamma, "a positive number, 'adaptive' or 'mean'")
         fits = patches is None or isinstance(patches, Patches)
         check(fits, "patches", patches, "Patches(channels, size) or None")
         if patches is not None and W.out_channels % patches.channels:
@@ -88,7 +90,7 @@ class GaussianMap(EquilibriumMap):
         self.activation = get_activation(activation)
         self.gamma, self.detach_gamma, self.max_norm = gamma, detach_gamma, max_norm
         # Whether the weights at the start were looked at once, or need not be.
-        self.weights_checked = gamma == "adaptive"
+        self.weights_checked = gamma in _ADAPTIVE
         self.projection = None
         if patches is not None:
             d = patches.dimension
@@ -102,9 +104,8 @@ class GaussianMap(EquilibriumMap):
         c = self.injection(x, error=error)
         self.patches.check(c.shape)
         W, gram = bind_to(self.W, c, self.max_norm, error), self._gram()
-        similarity = GaussianSimilarity(
-            c, self._gamma(c, gram), gram, W, self.patches, self.gamma == "adaptive"
-        )
+        rule = self.gamma if isinstance(self.gamma, str) else ""
+        similarity = GaussianSimilarity(c, self._gamma(c, gram), gram, W, self.patches, rule)
         return SimilarityEquation(similarity, self.activation)
 
     def _gram(self) -> Tensor | None:
@@ -147,8 +148,10 @@ class GaussianMap(EquilibriumMap):
     def _adaptive_gamma(self, c: Tensor, gram: Tensor | None) -> Tensor:
         distance = self._distances(c, gram)
         with torch.autocast(c.device.type, enabled=False):
-            floor = (_SMALLEST_SHARE * distance.mean(1)).clamp(min=torch.finfo(c.dtype).eps)
-            gamma = ADAPTIVE_NUMERATOR / torch.maximum(distance.amin(1), floor)
+            size = distance.mean(1)
+            if self.gamma == "adaptive":
+                size = torch.maximum(distance.amin(1), _SMALLEST_SHARE * size)
+            gamma = ADAPTIVE_NUMERATOR / size.clamp(min=torch.finfo(c.dtype).eps)
         return gamma.detach() if self.detach_gamma and self.training else gamma
 
     def extra_repr(self) -> str:

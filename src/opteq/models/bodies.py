@@ -206,7 +206,7 @@ class Gaussian(Convolutional):
         patch_size: height and width of a patch, which must divide those of every branch; None for the plain
             kernel on whole samples.
         patch_hidden: columns of the patch projections `W_h`.
-        gamma: a positive number or `"adaptive"`.
+        gamma: a positive number, `"adaptive"` or `"mean"`, see `GaussianMap`.
         options: the other options of `Convolutional`.
     """
 

@@ -19,7 +19,7 @@ from opteq.tensors.layouts import zero_state
 from opteq.tensors.tracing import recorded
 
 ADAPTIVE_NUMERATOR = 0.2
-"""`γM` under the adaptive rule: the largest patch weight at the start is `e^{-0.2} = 0.82`."""
+"""`γM` under the adaptive rules: a patch at the distance `M` starts with the weight `e^{-0.2} = 0.82`."""
 
 CONCAVITY = 2 * math.exp(-1.5)
 """`A = e^{-u}(I - 2γrrᵀ)` with `u = γ‖r‖²` has no eigenvalue below minus this, reached at `u = 3/2`."""
@@ -46,7 +46,7 @@ class GaussianSimilarity(Similarity):
         gram: `G`, `(d, d)`, or None.
         W: the operator from the state to the mid channels, bound.
         patches: how the mid channels are split.
-        adaptive: whether `γ` follows the injection, see `rates`.
+        rule: by which `γ` follows the injection, `"adaptive"` or `"mean"`, see `rates`; "" for a fixed one.
     """
 
     owns_gradient = True
@@ -56,7 +56,7 @@ class GaussianSimilarity(Similarity):
     gram: Tensor | None
     W: BoundOperator
     patches: Patches | WholeSample
-    adaptive: bool = False
+    rule: str = ""
 
     def initial(self) -> Tensor:
         return zero_state(self.injection, self.W.domain)
@@ -103,14 +103,16 @@ class GaussianSimilarity(Similarity):
         Slopes `D` of the activation in `[0, L_σ]` give `dy = D^½(I + D^½WᵀAWD^½)⁻¹D^½WᵀA dc` with
         `-2e^{-3/2}I ⪯ A ⪯ I`; patches put `‖W_h‖²` beside `s` and `s²`. Any admissible activation will do,
         where Li et al. 2023, Proposition 3, ask for a ReLU. An adaptive `γ = 0.2/M`, which changes with `x`,
-        makes the first `1 + 2√N (3/2e)^{3/2}/√0.2` times as large, with `N` the number of patches: it has
-        `‖dγ‖ ≤ 0.4M^{-3/2}‖W_h‖‖dc‖`, and the forces `e^{-γd}G r` change with `γ` at most by
-        `d^{3/2}e^{-γd}‖W_h‖ ≤ (3/2eγ)^{3/2}‖W_h‖`: `γ` cancels.
+        makes the first `1 + 2κ (3/2e)^{3/2}/√0.2` times as large, where `κ = √N` with `M` the smallest of `N`
+        distances, and 1 with `M` their mean: a distance changes by at most `2√d‖W_h‖‖dc_i‖`, so that
+        `‖dγ‖ ≤ 0.4M^{-3/2}‖W_h‖‖dc‖κ/√N`, and the forces `e^{-γd}G r` of a patch change with `γ` at most by
+        `d^{3/2}e^{-γd}‖W_h‖ ≤ (3/2eγ)^{3/2}‖W_h‖`, those of all by `√N` times that: `γ` cancels.
         """
         s = self.W.norm_bound().item()
         steepness = activation.lipschitz * self.hessian_bound().value.max().item()
-        if self.adaptive:
-            push *= 1 + math.sqrt(self.patches.split(self.injection).shape[1]) * _ADAPTIVE_PUSH
+        if self.rule:
+            sway = 1.0 if self.rule == "mean" else math.sqrt(self.patches.split(self.injection).shape[1])
+            push *= 1 + sway * _ADAPTIVE_PUSH
         return steepness / s * push if s else 0.0, CONCAVITY * steepness
 
     def project(self, patches: Tensor) -> Tensor:
