@@ -20,7 +20,7 @@ import opteq
 from opteq.data.connected import ConnectedPixels, mazes
 from opteq.data.preprocess import Preprocess
 
-SIZES, STEPS = (16, 32), (1, 10, 30, 100, 300)
+SIZES, STEPS = (16, 32), (1, 50, 100, 200, 400)
 COLOURS = np.array([[0.75, 0.85, 0.95], [0.0, 0.3, 0.6]])  # cut off, connected
 
 
