@@ -1,4 +1,5 @@
 import os
+import shutil
 
 # Before torch is imported, and inherited by the processes that tests start: see `make unit`.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,6 +22,24 @@ def way(request, monkeypatch):
         monkeypatch.setattr(native, "enabled", False)
     elif not native.available():
         pytest.skip("no C compiler, or another processor")
+
+
+# Milliseconds that a browser is waited for; machines that test are busy.
+PATIENCE = 120_000
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """A browser to look at pages in, where there is one."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = next(filter(None, map(shutil.which, names)), None)
+    if path is None:
+        pytest.skip("there is no Chromium to look at pages in")
+    with playwright.sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=PATIENCE)
+        yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="session")

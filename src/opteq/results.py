@@ -162,11 +162,12 @@ class Solution(Described):
         info = self.info
         steps = info.steps.tolist() or [0]
         low, high = min(steps), max(steps)
+        largest = residual_text(max(info.residual.tolist(), default=0.0))
         rows = {
             "shape": ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in tensors_of(self.value)),
             "steps": f"{low}" if low == high else f"{low} to {high}",
             "converged": f"{int(info.converged.sum())} of {len(info.converged)} samples",
-            "residual": f"{max(info.residual.tolist(), default=0.0):.1e}, largest{_tolerance(info.tol)}",
+            "residual": f"{largest}, largest{_tolerance(info.tol)}",
         }
         return html_table("Equilibrium", rows if self.trace is None else rows | _objective(self.trace))
 
@@ -178,6 +179,11 @@ def _objective(trace: Trace) -> dict[str, str]:
 
 def _first_to_last(values: Tensor) -> str:
     return f"{values[:, 0].mean():.4g} → {values[:, -1].mean():.4g}, mean"
+
+
+def residual_text(residual: float) -> str:
+    """A residual for a reader: 0 is what rounding has left of it."""
+    return f"{residual:.1e}" if residual else "0 to the last bit"
 
 
 def _tolerance(tol: float | None) -> str:

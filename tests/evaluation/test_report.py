@@ -1,15 +1,15 @@
-import base64
 import copy
+import io
 import json
 import re
 from html import escape
 from html.parser import HTMLParser
 from types import SimpleNamespace
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -18,6 +18,7 @@ import opteq.evaluation.report as report
 from opteq.errors import ConfigError
 from opteq.evaluation.page import facts, folded, image, missing, page, section, table, tiles
 from opteq.evaluation.report import write_report
+from opteq.evaluation.sections import headline
 from opteq.layer import EquilibriumLayer
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import GaussianMap
@@ -26,6 +27,7 @@ from opteq.models.bodies import Gaussian, Unit
 from opteq.operators.conv import Conv2d
 from opteq.plots.style import new_figure
 from opteq.solvers.anderson import Anderson
+from tests.conftest import PATIENCE
 from tests.evaluation.conftest import new_data, new_network
 from tests.networks import branch_classifier
 
@@ -90,16 +92,15 @@ def test_the_page_is_self_contained_escaped_and_complete(written):
     path, shown = written.path, written.page
     assert path == written.run / "report.html"
 
-    images = [a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]
-    assert shown.addresses == images
-    assert len(images) == 11
-    for address in images:
-        svg = ElementTree.fromstring(base64.b64decode(address.partition(",")[2]))
-        assert svg.tag.endswith("svg")
-    source = re.sub(r"base64,[\w+/=]+", "", path.read_text(encoding="utf-8"))
+    assert shown.addresses == []
+    assert shown.tags.count("svg") == shown.tags.count("figcaption") == 11
+    source = re.sub(r"base64,[\s\w+/=]+", "", path.read_text(encoding="utf-8"))
+    # What pictures refer to is in the page.
+    named = set(re.findall(r' id="([^"]+)"', source))
+    assert set(re.findall(r"url\(([^)]*)\)", source)) <= {f"#{name}" for name in named}
+    assert set(re.findall(r'href="([^"]*)"', source)) - {"data:image/png;"} <= {f"#{name}" for name in named}
     assert "http:" not in source
     assert "https:" not in source
-    assert "url(" not in source
     assert "@import" not in source
 
     assert not {"script", "i", "b"} & set(shown.tags)
@@ -121,7 +122,7 @@ def test_branches_have_their_pictures(run, data, body, hidden, pictures):
         body, classes=7, channels=4, hidden=hidden, reductions=(1, 3)[: len(hidden)], **options
     )
     shown = Page(write_report(run, network, data))
-    assert len([a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]) == pictures
+    assert shown.tags.count("svg") == pictures
     assert "Each branch is an equilibrium at its own resolution" in shown.text
     share = records.TestRecord.load(run / "record.npz").branches.diagonal_share
     assert ("the diagonal holds" in shown.text) == (len(hidden) > 1)
@@ -213,7 +214,7 @@ def test_what_did_not_change_is_a_sentence(run, network, data):
     )
     shown = Page(write_report(run, network, data))
     assert "Accuracy was 50.00% throughout. Unconverged was 0 throughout." in shown.text
-    assert len([a for a in shown.addresses if a.startswith("data:image/svg+xml;base64,")]) == 11
+    assert shown.tags.count("svg") == 11
 
 
 def test_every_equilibrium_has_its_bound(written):
@@ -243,6 +244,68 @@ def test_the_page_says_what_made_it(run, network, data, written):
 def test_accuracy_comes_first(written):
     text = written.page.text
     assert text.index("Test accuracy") < text.index("Parameters")
+
+
+@pytest.fixture
+def look(browser, written):
+    """Opens the report in a browser."""
+    opened = []
+
+    def look(width, **media):
+        page = browser.new_page(viewport={"width": width, "height": 800})
+        opened.append(page)
+        page.set_default_timeout(PATIENCE)
+        page.emulate_media(**media)
+        page.goto(written.path.as_uri())
+        return page
+
+    yield look
+    for each in opened:
+        each.close()
+
+
+def pixels_of(locator):
+    return np.asarray(Image.open(io.BytesIO(locator.screenshot())).convert("L")).astype(int)
+
+
+def test_figures_are_in_the_colours_of_the_page(look):
+    def ground_and_lines(**media):
+        loss = pixels_of(look(1400, **media).locator("figure").first)
+        # Behind the frame of the card; its caption, title and axes.
+        return np.median(loss), np.abs(loss - np.median(loss)).max()
+
+    dark, contrast = ground_and_lines(color_scheme="dark")
+    assert dark < 50
+    assert contrast > 150
+    for media in ({"color_scheme": "light"}, {"color_scheme": "dark", "media": "print"}):
+        light, contrast = ground_and_lines(**media)
+        assert light == 255
+        assert contrast > 150
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_what_scrolls_on_a_phone_is_shaded_where_it_goes_on(look, scheme):
+    page = look(390, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    wide = page.locator(".table", has_text="Accuracy without the equilibrium")
+    assert wide.evaluate("e => e.scrollWidth > e.clientWidth")
+
+    def sides():
+        # Of the lower padding, in which nothing is written.
+        row = pixels_of(wide)[-8]
+        ground = row[len(row) // 2]
+        return [abs(row[3] - ground) > 15, abs(row[-4] - ground) > 15]
+
+    assert sides() == [False, True]
+    wide.evaluate("e => e.scrollLeft = e.scrollWidth")
+    assert sides() == [True, False]
+
+
+def test_a_residual_of_zero_is_explained(written):
+    record = records.TestRecord.load(written.run / "record.npz")
+    tiles = headline({"residual_max": 0.0}, {}, record)
+    assert "0 to the last bit" in tiles
+    assert "0.0e+00" not in tiles
 
 
 def test_wide_pictures_scroll_on_a_phone():

@@ -1,28 +1,15 @@
 """The page in a browser, where there is one."""
 
-import shutil
 import threading
 
 import pytest
 
+from tests.conftest import PATIENCE
+
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium to test the page in")
-
-# Milliseconds; machines that test are busy.
-PATIENCE = 120_000
 playwright.expect.set_options(timeout=PATIENCE)
 
 WIDE, PHONE = {"width": 1400, "height": 900}, {"width": 390, "height": 844}
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with playwright.sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=PATIENCE)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture

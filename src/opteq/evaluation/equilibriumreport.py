@@ -14,6 +14,7 @@ from opteq.evaluation.page import image, section, side_by_side, table
 from opteq.evaluation.stored import plain
 from opteq.evaluation.table import Table
 from opteq.plots.worth import draw_accuracy, draw_residuals, draw_spectra, draw_units
+from opteq.results import residual_text
 
 JSON = "equilibrium.json"
 
@@ -85,7 +86,7 @@ def _iterations(record: EquilibriumRecord) -> Table:
     rows = [["accuracy", *(f"{a:.2%}" for a in (*record.accuracy, record.full_accuracy))]]
     for layer in record.layers:
         name = f"residual of {layer.name}" if len(record.layers) > 1 else "residual, median"
-        rows.append([name, *(f"{layer.residual[1, k]:.1e}" for k in record.steps), ""])
+        rows.append([name, *(residual_text(layer.residual[1, k]) for k in record.steps), ""])
     header = ["iterations K", *map(str, record.steps), "z*"]
     return Table(f"Accuracy without the equilibrium, {record.samples:,} test images", header, rows)
 

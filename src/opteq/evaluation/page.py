@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Iterable
 from html import escape
 
 from matplotlib.figure import Figure
 
-from opteq.plots.style import to_svg
+from opteq.plots.style import to_element
 
 _CSS = """
 :root { color-scheme: light dark; --paper: #f6f7f9; --card: #ffffff; --ink: #111827;
-  --soft: #5b6472; --line: #e2e5ea; --accent: #0072b2; }
-@media (prefers-color-scheme: dark) {
+  --soft: #5b6472; --line: #e2e5ea; --accent: #0072b2; --shade: #11182755; }
+/* Paper is white: what is printed keeps the colours of the light. */
+@media screen and (prefers-color-scheme: dark) {
   :root { --paper: #14171c; --card: #1d2127; --ink: #eceff4; --soft: #a3acba; --line: #333a44;
-    --accent: #6cb8e6; } }
+    --accent: #6cb8e6; --text: #eceff4; --label: #c3cad5; --frame: #6b7583; --grid: #333a44; --grey: #a3acba;
+    --blue: #5aaee0; --shade: #eceff466; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 15px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
@@ -35,9 +36,10 @@ dd { margin: 2px 0 0; font-size: 20px; font-weight: 650; white-space: nowrap;
   justify-content: center; }
 .tiles div:first-child dd { font-size: 40px; line-height: 1.2; }
 .row { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; }
-figure { flex: 0 1 auto; min-width: 0; margin: 12px 0 0; padding: 14px 16px; background: #ffffff;
-  color: #374151; border: 1px solid var(--line); border-radius: 10px; }
-figure img { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+figure { flex: 0 1 auto; min-width: 0; margin: 12px 0 0; padding: 14px 16px; background: var(--card);
+  color: var(--soft); border: 1px solid var(--line); border-radius: 10px; }
+figure svg { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 figcaption { font-size: 13px; margin-top: 8px; max-width: 90ch; }
 /* On a phone the text of a wide picture would shrink beyond reading: it scrolls by itself instead. */
 @media (max-width: 640px) {
@@ -46,13 +48,19 @@ figcaption { font-size: 13px; margin-top: 8px; max-width: 90ch; }
   .row { flex-direction: column; }
   .row > * { max-width: 100%; }
   figure.wide { overflow-x: auto; }
-  figure.wide img { width: 600px; max-width: none; }
+  figure.wide svg { width: 600px; max-width: none; }
   figure.wide figcaption { position: sticky; left: 0; } }
 /* A caption in a row takes the width of its picture instead of widening the card. */
 .row figcaption { width: 0; min-width: 100%; }
+/* A shade at the side where what scrolls goes on; what moves along covers it at the ends. */
+.table, figure.wide { background:
+    linear-gradient(to right, var(--card) 40%, transparent) left / 56px 100% local,
+    linear-gradient(to left, var(--card) 40%, transparent) right / 56px 100% local,
+    linear-gradient(to right, var(--shade), transparent) left / 22px 100% scroll,
+    linear-gradient(to left, var(--shade), transparent) right / 22px 100% scroll,
+    var(--card); background-repeat: no-repeat; }
 .table { width: fit-content; max-width: 100%; overflow-x: auto; margin: 12px 0 0;
-  padding: 10px 16px 12px; background: var(--card);
-  border: 1px solid var(--line); border-radius: 10px; }
+  padding: 10px 16px 12px; border: 1px solid var(--line); border-radius: 10px; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 h3 { font-size: 13px; margin: 0 0 4px; }
 th, td { padding: 3px 0 3px 18px; text-align: right; white-space: nowrap; }
@@ -120,16 +128,12 @@ def tiles(numbers: Iterable[tuple[str, str]]) -> str:
 
 
 def image(figure: Figure, description: str) -> str:
-    """A figure, embedded in the page; `description` is its caption."""
-    data = base64.b64encode(to_svg(figure)).decode("ascii")
-    # A CSS inch has 96 pixels: shown at this width, text has the size it was drawn at.
-    width = round(figure.get_figwidth() * 96)
+    """A figure, part of the page and in its colours; `description` is its caption."""
     text = escape(description)
-    kind = ' class="wide"' if width > _PHONE else ""
-    return (
-        f'<figure{kind}><img width="{width}" alt="{text}" src="data:image/svg+xml;base64,{data}">'
-        f"<figcaption>{text}</figcaption></figure>\n"
-    )
+    picture = to_element(figure).replace("<svg", f'<svg role="img" aria-label="{text}"', 1)
+    # A CSS inch has 96 pixels.
+    kind = ' class="wide"' if figure.get_figwidth() * 96 > _PHONE else ""
+    return f"<figure{kind}>{picture}<figcaption>{text}</figcaption></figure>\n"
 
 
 def side_by_side(*parts: str) -> str:

@@ -17,6 +17,7 @@ from opteq.plots.convergence import draw_objective, draw_residual
 from opteq.plots.equilibria import draw_equilibria
 from opteq.plots.patchweights import draw_attention
 from opteq.plots.training import Curve, draw_curves, is_share
+from opteq.results import residual_text
 from opteq.system.files import read_json
 
 
@@ -33,7 +34,7 @@ _TILES: dict[str, tuple[str, Callable[[Any], str]]] = {
     "test_aAcc": ("Test aAcc", lambda v: f"{v:.2%}"),
     "parameters": ("Parameters", lambda v: f"{v:,}"),
     "solver_steps_mean": ("Solver steps, mean", lambda v: f"{v:.1f}"),
-    "residual_max": ("Residual, largest", lambda v: f"{v:.1e}"),
+    "residual_max": ("Residual, largest", residual_text),
     "unconverged": ("Unconverged solves", lambda v: f"{v:,}"),
     "seconds_train": ("Training time", lambda v: _duration(v)),
     "images_per_second": ("Training speed", lambda v: f"{v:,.0f} images/s"),

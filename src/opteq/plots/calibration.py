@@ -14,10 +14,10 @@ def draw_calibration(reliability: Reliability) -> Figure:
     """Draw accuracy against confidence, and below it how many samples stand behind each bar."""
     figure = new_figure(3.8, 4.6)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=[3, 1])
-    left = reliability.edges[:-1]
     width = reliability.edges[1] - reliability.edges[0]
+    middle, narrower = reliability.edges[:-1] + width / 2, 0.94 * width
 
-    above.bar(left, reliability.accuracy, width, align="edge", color=BLUE, alpha=0.75, ec="white")
+    above.bar(middle, reliability.accuracy, narrower, color=BLUE, alpha=0.75)
     above.plot([0, 1], [0, 1], color=GREY, linestyle="--", linewidth=1.2, label="perfect")
     above.plot(
         reliability.confidence,
@@ -31,7 +31,7 @@ def draw_calibration(reliability: Reliability) -> Figure:
     above.yaxis.set_major_formatter(PercentFormatter(1.0))
     figure.legend(*above.get_legend_handles_labels(), loc="outside upper center", ncols=2)
 
-    below.bar(left, reliability.counts, width, align="edge", color=GREY, alpha=0.6, ec="white")
+    below.bar(middle, reliability.counts, narrower, color=GREY, alpha=0.6)
     below.set(ylabel="samples", xlabel="confidence of the predicted class")
     below.set_yscale("symlog", linthresh=1)
     below.xaxis.set_major_formatter(PercentFormatter(1.0))

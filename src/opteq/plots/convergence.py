@@ -64,9 +64,8 @@ def _draw_lines(
     # Once an iteration has converged only rounding is left, which a log scale would blow up.
     shown = np.where(values > rounding, values, np.nan)
     steps = np.arange(values.shape[1])
-    # Not cut in half where they run along the frame.
-    axes.plot(steps, shown.T, color=colour, alpha=0.35, linewidth=0.9, clip_on=False)
-    axes.plot(steps, np.median(shown, axis=0), color=colour, label="median", clip_on=False)
+    axes.plot(steps, shown.T, color=colour, alpha=0.35, linewidth=0.9)
+    axes.plot(steps, np.median(shown, axis=0), color=colour, label="median")
     axes.set_xlabel("plain iteration")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return shown

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import math
+import re
 import textwrap
 from collections.abc import Callable
 from functools import wraps
@@ -23,12 +24,28 @@ from numpy.typing import NDArray
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B7280"
 SEQUENTIAL = "cividis"
+_TEXT, _LABEL, _FRAME, _GRID = "#111827", "#374151", "#9CA3AF", "#E5E7EB"
+# The colours that a page may change, by the names of its variables; those of data hold on any ground.
+_VARIABLES = {
+    _TEXT: "--text",
+    _LABEL: "--label",
+    _FRAME: "--frame",
+    _GRID: "--grid",
+    GREY: "--grey",
+    BLUE: "--blue",
+}
+# What matplotlib writes beside the picture itself: names of what nothing refers to, remarks, the addresses of
+# the formats, and a rule for all that a page has.
+_BESIDE = re.compile(
+    r'(?<=<g) id="[^"]*"|<!--.*?-->|<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"|<style.*?</style>',
+    re.DOTALL,
+)
 
 _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
-    "axes.edgecolor": "#9CA3AF",
+    "axes.edgecolor": _FRAME,
     "axes.grid": True,
-    "axes.labelcolor": "#374151",
+    "axes.labelcolor": _LABEL,
     "axes.labelsize": 9,
     "axes.prop_cycle": cycler(color=[BLUE, ORANGE, GREEN, "#CC79A7", "#E69F00"]),
     "axes.spines.right": False,
@@ -38,19 +55,22 @@ _STYLE: dict[Any, Any] = {
     "figure.constrained_layout.h_pad": 0.08,
     "font.family": ["DejaVu Sans"],
     "font.size": 9,
-    "grid.color": "#E5E7EB",
+    "grid.color": _GRID,
     "grid.linewidth": 0.7,
     "legend.fontsize": 8,
     "legend.frameon": False,
     "lines.linewidth": 1.8,
     "savefig.facecolor": "white",
     "svg.hashsalt": "opteq",
-    "text.color": "#111827",
-    "xtick.color": "#6B7280",
+    "text.color": _TEXT,
+    "xtick.color": GREY,
     "xtick.labelsize": 8,
-    "ytick.color": "#6B7280",
+    "ytick.color": GREY,
     "ytick.labelsize": 8,
 }
+
+# Of the height of decades, above and below them.
+_ROOM = 0.05
 
 P = ParamSpec("P")
 
@@ -86,9 +106,10 @@ def wrapped(text: str, width: int, lines: int = 2) -> str:
 
 
 def on_decades(axes: Axes, values: NDArray) -> None:
-    """Give `axes` a log scale that begins and ends with a power of ten, and a line at each.
+    """Give `axes` a log scale from one power of ten to another, and a line at each.
 
-    What is not positive has no place on it.
+    It goes a little beyond both, lest a curve near one of them lie on the frame. What is not positive has no
+    place on it.
     """
     axes.set_yscale("log")
     axes.yaxis.set_major_locator(LogLocator(base=10, numticks=8))
@@ -96,7 +117,9 @@ def on_decades(axes: Axes, values: NDArray) -> None:
     known = values[np.isfinite(values) & (values > 0)]
     if known.size:
         low, high = math.floor(np.log10(known.min())), math.ceil(np.log10(known.max()))
-        axes.set_ylim(10.0**low, 10.0 ** max(high, low + 1))
+        high = max(high, low + 1)
+        room = _ROOM * (high - low)
+        axes.set_ylim(10.0 ** (low - room), 10.0 ** (high + room))
 
 
 def to_svg(figure: Figure) -> bytes:
@@ -104,3 +127,19 @@ def to_svg(figure: Figure) -> bytes:
     with matplotlib.rc_context(_STYLE), io.BytesIO() as file:
         figure.savefig(file, format="svg", metadata={"Date": None})
         return file.getvalue()
+
+
+def to_element(figure: Figure) -> str:
+    """The figure as an element `<svg>` of an HTML page: transparent, in colours that the page may change.
+
+    These are the variables `--text`, `--label`, `--frame`, `--grid`, `--grey` and `--blue`, where the page
+    has any; its rules have to give lines round joins and butt ends.
+    """
+    nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with matplotlib.rc_context(_STYLE), io.StringIO() as file:
+        figure.savefig(file, format="svg", transparent=True, metadata=nothing)
+        svg = file.getvalue()
+    svg = _BESIDE.sub("", svg[svg.index("<svg") :])
+    for colour, name in _VARIABLES.items():
+        svg = svg.replace(colour.lower(), f"var({name}, {colour.lower()})")
+    return svg

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from opteq.evaluation.equilibriumstudy import EquilibriumRecord, LayerRecord
-from opteq.plots.style import BLUE, GREEN, ORANGE, SEQUENTIAL, literal, new_figure, styled
+from opteq.plots.style import BLUE, GREEN, ORANGE, SEQUENTIAL, literal, new_figure, on_decades, styled
 
 # A panel shows at least so much of the accuracy, lest one image look like a fall.
 _SPAN = 0.02
@@ -49,7 +49,7 @@ def draw_residuals(layers: Sequence[LayerRecord]) -> Figure:
         iterations = np.arange(len(middle))
         axes.plot(iterations, middle, color=colour, label=literal(layer.name))
         axes.fill_between(iterations, low, high, color=colour, alpha=0.15, linewidth=0)
-    axes.set_yscale("log")
+    on_decades(axes, np.concatenate([layer.residual for layer in layers]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set(title="Residual", xlabel="iteration", ylabel="‖T(z) - z‖ / ‖T(z)‖")
     if len(layers) > 1:
