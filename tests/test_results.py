@@ -1,5 +1,6 @@
 """What results print, and how they show themselves in a notebook."""
 
+import dataclasses
 import re
 import sys
 from html.parser import HTMLParser
@@ -124,9 +125,10 @@ def test_the_picture_of_a_trace(layer):
     drawn = lines_of(left)["median"].get_ydata()
     np.testing.assert_allclose(drawn, np.median(solution.trace.residual.numpy(), axis=0), rtol=1e-6)
     assert list(lines_of(left)["tolerance"].get_ydata()) == [1e-4, 1e-4]
+    # Neither the tolerance nor the start, at 1, lies on the frame.
     low, high = np.log10(left.get_ylim())
-    assert low == round(low)
-    assert high == round(high)
+    assert low < -4.1
+    assert high > 0.1
     energy = solution.trace.energy.numpy()
     above = np.median(energy[:, 0] - energy.min(axis=1))
     assert lines_of(right)["median"].get_ydata()[0] == pytest.approx(above, rel=1e-6)
@@ -156,15 +158,40 @@ def test_the_picture_of_a_log(layer):
             solution = layer.solve(torch.rand(3, 3, 6, 6))
             infos.append(solution.info)
             solution.value.sum().backward()
-    lines = lines_of(log.plot())
+    axes = log.plot()
+    lines = lines_of(axes)
     ends = [max(row[~row.isnan()][-1].item() for row in info.residuals) for info in infos]
     assert list(lines["forward"].get_ydata()) == ends
     assert len(lines["adjoint"].get_ydata()) == 2
     assert lines["forward tolerance"].get_ydata()[0] == 1e-4
     assert lines["adjoint tolerance"].get_ydata()[0] == 1e-3
+    # No tolerance on the frame, and nothing marked where everything converged.
+    assert axes.get_ylim()[0] < min(ends) < 1e-3 < axes.get_ylim()[1]
+    assert set(lines) == {"forward", "adjoint", "forward tolerance", "adjoint tolerance"}
+    _, right = axes.figure.axes
+    assert [bar.get_height() for bar in right.patches[:2]] == [
+        pytest.approx(float(info.steps.double().mean())) for info in infos
+    ]
+    assert len(right.patches) == 4
+    pyplot.close("all")
     with solve_log(layer) as log:
         pass
     assert not log.plot().get_lines()
+    pyplot.close("all")
+
+
+def test_the_picture_of_a_log_marks_the_solves_that_fell_short(layer):
+    solver, layer.on_unconverged = layer.solver, "count"
+    with solve_log(layer) as log, torch.no_grad():
+        for steps in (50, 2, 50, 1):
+            layer.solver = dataclasses.replace(solver, max_steps=steps)
+            layer(torch.rand(3, 3, 6, 6))
+    axes = log.plot()
+    (marks,) = (line for name, line in lines_of(axes).items() if "unconverged" in name)
+    assert marks.get_label() == "forward, unconverged (6 of 12 samples)"
+    assert list(marks.get_xdata()) == [2, 4]
+    assert list(marks.get_ydata()) == [log.forward.residuals[1], log.forward.residuals[3]]
+    assert [bar.get_height() for bar in axes.figure.axes[1].patches][1::2] == [2, 1]
     pyplot.close("all")
 
 

@@ -20,7 +20,7 @@ from opteq.gradients.implicit import Implicit
 from opteq.maps.base import EquilibriumMap, expect_map
 from opteq.notebook import html_table, pictures
 from opteq.options import check_choice, check_flag, check_kind
-from opteq.results import Solution, SolveInfo, State, Trace, map_state
+from opteq.results import Solution, SolveInfo, State, Trace, map_state, residual_text
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import FixedPoint, Solver, find_fixed_point, tolerance_knob
 from opteq.solvers.space import relative_change
@@ -184,6 +184,8 @@ class SolveCounts:
         residual_max: largest final relative residual.
         evaluations: evaluations on whole batches.
         residuals: the largest final relative residual of each solve, in their order.
+        step_means: the evaluations per sample of each solve.
+        missed: the samples of each solve that missed the tolerance.
         tol: the tolerance of the latest solve; None for one without.
     """
 
@@ -193,6 +195,8 @@ class SolveCounts:
     residual_max: float = 0.0
     evaluations: int = 0
     residuals: list[float] = field(default_factory=list, repr=False)
+    step_means: list[float] = field(default_factory=list, repr=False)
+    missed: list[int] = field(default_factory=list, repr=False)
     tol: float | None = None
 
     @property
@@ -202,9 +206,12 @@ class SolveCounts:
 
     def add(self, info: SolveInfo) -> None:
         """Add one solve."""
-        self.samples += len(info.steps)
-        self.steps += int(info.steps.sum())
-        self.unconverged += int((~info.converged).sum())
+        samples, steps = len(info.steps), int(info.steps.sum())
+        self.samples += samples
+        self.steps += steps
+        self.step_means.append(steps / max(samples, 1))
+        self.missed.append(int((~info.converged).sum()))
+        self.unconverged += self.missed[-1]
         self.residuals.append(max(info.residual.tolist(), default=0.0))
         self.residual_max = max(self.residual_max, self.residuals[-1])
         self.evaluations += info.evaluations
@@ -219,7 +226,10 @@ class SolveLog:
     adjoint: SolveCounts = field(default_factory=SolveCounts)
 
     def plot(self, ax: Axes | None = None) -> Axes:
-        """Draw the largest residual that each solve ended with on decades, with the tolerances.
+        """Draw what each solve took and came to, and mark those in which a sample missed the tolerance.
+
+        The lines are the largest residuals that solves ended with, on decades, beside their tolerances; the
+        bars, on an axis to the right, the evaluations per sample.
 
         Args:
             ax: matplotlib's axes to draw on; new ones unless given.
@@ -237,7 +247,9 @@ class SolveLog:
             "samples": [f"{counts.samples}" for counts in both],
             "steps of a sample": [f"{counts.steps_mean:.1f}" for counts in both],
             "converged": [f"{counts.samples - counts.unconverged} of {counts.samples}" for counts in both],
-            "largest residual": [f"{counts.residual_max:.1e}" for counts in both],
+            "largest residual": [
+                residual_text(counts.residual_max) if counts.residuals else "–" for counts in both
+            ],
         }
         return html_table("Solves", rows)
 

@@ -17,7 +17,7 @@ from opteq.plots.convergence import objective_panel, residual_panel
 from opteq.plots.style import BLUE, GREEN, ORANGE, on_decades
 
 if TYPE_CHECKING:
-    from opteq.layer import SolveLog
+    from opteq.layer import SolveCounts, SolveLog
 
 
 def plot_iteration(
@@ -51,28 +51,51 @@ def plot_iteration(
 
 
 def plot_log(axes: Axes | None, log: SolveLog) -> Axes:
-    """Draw the largest residual that each solve ended with, forwards and backwards, with the tolerances."""
+    """Draw what each solve took and came to, see `SolveLog.plot`."""
     axes = _own_or_new(axes)
-    shown: list[float] = []
-    for name, counts, colour, dashes in (
-        ("forward", log.forward, BLUE, "--"),
-        ("adjoint", log.adjoint, GREEN, ":"),
-    ):
-        if not counts.residuals:
-            continue
-        solves = range(1, len(counts.residuals) + 1)
-        axes.plot(solves, counts.residuals, "o-", color=colour, markersize=3, linewidth=1, label=name)
-        shown += counts.residuals
+    kinds = (("forward", log.forward, BLUE, "--"), ("adjoint", log.adjoint, GREEN, ":"))
+    shown = [(name, counts, colour, line) for name, counts, colour, line in kinds if counts.residuals]
+    values: list[float] = []
+    for name, counts, colour, dashes in shown:
+        solves = np.arange(1, len(counts.residuals) + 1)
+        residuals = np.array(counts.residuals)
+        axes.plot(solves, residuals, "o-", color=colour, markersize=3, linewidth=1, label=name)
+        values += counts.residuals
+        missed = np.array(counts.missed) > 0
+        if missed.any():
+            total = f"{name}, unconverged ({counts.unconverged} of {counts.samples} samples)"
+            axes.plot(solves[missed], residuals[missed], "X", color=ORANGE, markersize=7, label=total)
         if counts.tol is not None:
-            axes.axhline(counts.tol, color=colour, linestyle=dashes, label=f"{name} tolerance")
-            # Not on the frame, where a tolerance of a power of ten would be.
-            shown.append(2 * counts.tol)
-    on_decades(axes, np.array(shown))
+            axes.axhline(counts.tol, color=colour, linestyle=dashes, linewidth=1, label=f"{name} tolerance")
+            values.append(counts.tol)
+    on_decades(axes, np.array(values))
     axes.set(xlabel="solve", ylabel="largest relative residual at its end")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if shown:
-        axes.legend()
+        _draw_steps(axes, [(counts, colour) for _, counts, colour, _ in shown])
+        means = " and ".join(f"{counts.steps_mean:.1f} {name}" for name, counts, _, _ in shown)
+        # Above the picture, in which solves that fell short stand out at the top.
+        place = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2, "fontsize": "small"}
+        axes.legend(title=f"{means} evaluations per sample", frameon=False, **place)
     return axes
+
+
+def _draw_steps(axes: Axes, kinds: Sequence[tuple[SolveCounts, str]]) -> None:
+    """Bars of the evaluations per sample, behind the lines of `axes` and low enough to be told from them."""
+    right = axes.twinx()
+    width = 0.8 / len(kinds)
+    for place, (counts, colour) in enumerate(kinds):
+        solves = np.arange(1, len(counts.step_means) + 1) - 0.4 + (place + 0.5) * width
+        right.bar(solves, counts.step_means, width, color=colour, alpha=0.18)
+    highest = max(max(counts.step_means) for counts, _ in kinds)
+    right.set(ylabel="evaluations per sample (bars)", ylim=(0, max(3 * highest, 1)))
+    right.set_yticks(
+        [tick for tick in MaxNLocator(4, integer=True).tick_values(0, highest) if tick <= 1.3 * highest]
+    )
+    right.grid(visible=False)
+    right.spines["right"].set_visible(True)
+    axes.set_zorder(right.get_zorder() + 1)
+    axes.patch.set_visible(False)
 
 
 def _own_or_new(axes: Axes | None) -> Axes:
