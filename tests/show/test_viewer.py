@@ -13,6 +13,7 @@ from opteq.evaluation.trace import noting
 from opteq.layer import EquilibriumLayer
 from opteq.models.bodies import Unit
 from opteq.models.classifier import ImageClassifier
+from opteq.models.heads import Head
 from opteq.operators import bound
 from opteq.show.settings import Settings
 from opteq.show.viewer import MOST_BYTES, Sample, Viewer
@@ -131,6 +132,16 @@ class TestCertificate:
         certify("test-1", AS_TRAINED)
         certify("test-0", Settings(regulariser="squared norm", strength=0.1))
         assert len(bounded) == 2
+
+    @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated:FutureWarning")
+    def test_weights_in_a_graph_are_certified_too(self):
+        # As the older weight norm leaves them, which cannot be copied as they are.
+        torch.manual_seed(0)
+        network = ImageClassifier(nn.utils.weight_norm(nn.Conv2d(1, 4, 1)), Unit(4, 4), Head(4, 3)).eval()
+        viewer = Viewer("normed", network, card(), [Sample(torch.rand(1, 1, 8, 8), "one")])
+        assert viewer.certificate("test-0", AS_TRAINED, "Distance to the optimum").startswith("‖z - z*‖")
+        settings = Settings(regulariser="squared norm", strength=0.1)
+        assert viewer.equilibrium("test-0", settings)["frames"]
 
 
 class TestAttack:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -16,7 +15,7 @@ from opteq.maps.gaussian import GaussianMap
 from opteq.maps.parallel import Parallel
 from opteq.maps.regularised import Regularised
 from opteq.objectives.regularisers import AbsoluteNorm, Incay, Regulariser, SquaredNorm
-from opteq.operators.base import share_norm_bounds
+from opteq.theory.exact import copied
 
 # Each with the form that is sound for every γ; feature incay, which expands, has only the other one.
 _REGULARISERS: dict[str, tuple[Regulariser, str]] = {
@@ -92,8 +91,7 @@ def changed(network: nn.Module, settings: Settings) -> nn.Module:
     """
     if settings == Settings():
         return network
-    trained, network = network, copy.deepcopy(network)
-    share_norm_bounds(trained, network)
+    network = copied(network)
     offered, choices = knobs(network)
     names = [knob.name for knob in offered]
     for name in ("coupling", "width", "strength"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,12 +26,12 @@ from opteq.evaluation.saliency import grad_cam
 from opteq.evaluation.trace import first_call
 from opteq.layer import EquilibriumLayer
 from opteq.models.loading import ModelCard
-from opteq.results import State, map_state, norm, tensors_of
+from opteq.results import State, map_state, norm, residual_text, tensors_of
 from opteq.show.iteration import Iteration, iterate, logits_along
 from opteq.show.pictures import heat_picture, image_picture, mask_colours, mask_picture, state_picture
 from opteq.show.settings import Settings, changed, knobs
 from opteq.theory.certificates import certify
-from opteq.theory.exact import in_float64
+from opteq.theory.exact import copied, in_float64
 from opteq.theory.minimisers import certified_convex
 from opteq.theory.robustness import robust_radius
 
@@ -79,7 +78,7 @@ class Viewer:
     ) -> None:
         self.title, self.network, self.card, self.absent = title, network, card, absent
         # Of its own: what else is asked for hooks into the network meanwhile, which no certificate allows.
-        self._certified = copy.deepcopy(network)
+        self._certified = copied(network)
         self._normalization = Normalization(card.mean, card.std)
         self._images = {f"test-{i}": sample for i, sample in enumerate(samples)}
         self._numbers = count(1)
@@ -307,17 +306,17 @@ def _drawn(values: list[NDArray]) -> list[str]:
 
 def _outcome(iteration: Iteration) -> str:
     """How the layer's own solve ended, a sentence."""
-    steps, residual = int(iteration.info.steps[0]), float(iteration.info.residual[0])
+    steps, residual = int(iteration.info.steps[0]), residual_text(float(iteration.info.residual[0]))
     if iteration.tolerance is None:
-        return f"The network takes {steps} plain iterations, which end at a residual of {residual:.1e}."
+        return f"The network takes {steps} plain iterations, which end at a residual of {residual}."
     assert iteration.layer.solver is not None
     method = type(iteration.layer.solver).__name__
     if not bool(iteration.info.converged[0]):
         return (
             f"{method} did not reach the tolerance of {iteration.tolerance:g} in {steps} evaluations of T:"
-            f" the residual is {residual:.1e}, and what is shown as z* is no equilibrium."
+            f" the residual is {residual}, and what is shown as z* is no equilibrium."
         )
-    return f"{method} found z* in {steps} evaluations of T, at a residual of {residual:.1e}."
+    return f"{method} found z* in {steps} evaluations of T, at a residual of {residual}."
 
 
 def _expect_classifier(card: ModelCard, what: str) -> None:
