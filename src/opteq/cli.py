@@ -103,7 +103,13 @@ For example
 Options are those of opteq fit; `opteq validate --help-all` lists them.
 """
 
-_HELP_OF = {"fit": _FIT_HELP, "test": _TEST_HELP, "validate": _VALIDATE_HELP}
+_HELP_OF = {
+    "fit": _FIT_HELP,
+    "test": _TEST_HELP,
+    "validate": _VALIDATE_HELP,
+    "presets": "opteq presets lists the packaged configurations, with their results. It takes no options.\n",
+    "info": "opteq info prints versions, devices and whether compiled code is used. It takes no options.\n",
+}
 
 COMMANDS = ("fit", "validate", "test", "predict")
 OTHERS = ("show", "presets", "reproduce", "export", "info")
