@@ -198,10 +198,7 @@ class Equation(HoldsTensors, ABC, Generic[S]):
         Raises:
             ConfigError: for a readout other than the state, which needs a bound of its own.
         """
-        if self.readout(state) is not state:
-            raise ConfigError(
-                f"{type(self).__name__} reads out something else than its state: give it a `distance_bound`."
-            )
+        self._expect_plain_readout(state, "a `distance_bound`")
         bound = self.contraction()
         factor = torch.where(bound.value < 1, 1 / (1 - bound.value), torch.inf)
         return Certificate(scaled_distance(factor, self(state), state), bound.kind, bound.assumptions)
@@ -234,9 +231,20 @@ class Equation(HoldsTensors, ABC, Generic[S]):
         raise ConfigError(f"No Lipschitz bound is known for {type(self).__name__}.")
 
     def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
-        """A Lipschitz constant of `x ↦ z*(x)`: `a / (1 - q)` with the `rates` `a` and `q < 1`."""
+        """A Lipschitz constant of `x ↦ z*(x)`: `a / (1 - q)` with the `rates` `a` and `q < 1`.
+
+        Raises:
+            ConfigError: where none is known, as for a readout other than the state.
+        """
+        self._expect_plain_readout(self.initial(), "an `equilibrium_lipschitz`")
         push, pull = self.rates(pushes)
         return push / room(pull)
+
+    def _expect_plain_readout(self, state: S, needed: str) -> None:
+        if self.readout(state) is not state:
+            raise ConfigError(
+                f"{type(self).__name__} reads out something else than its state: give it {needed}."
+            )
 
 
 class AutogradLinearization(Linearization[S]):
@@ -247,7 +255,11 @@ class AutogradLinearization(Linearization[S]):
             self._inputs = tuple(t.detach().requires_grad_() for t in tensors_of(state))
             self._leaves = tuple(t.detach().requires_grad_() for t in equation.tensors)
             output = equation.with_tensors(self._leaves)(like(state, self._inputs))
-            self._image, self._outputs = output, tensors_of(output)
+            # What depends on nothing is a leaf, of whose graph there is nothing else.
+            self._outputs = tuple(
+                t if t.requires_grad else t.detach().requires_grad_() for t in tensors_of(output)
+            )
+            self._image = output
 
     @property
     def image(self) -> S:
@@ -260,7 +272,8 @@ class AutogradLinearization(Linearization[S]):
             product = torch.autograd.grad(
                 self._outputs, self._inputs, u, create_graph=True, materialize_grads=True
             )
-        return like(tangent, torch.autograd.grad(product, u, tensors_of(tangent)))
+        # A T that is constant in z leaves zeros, which do not depend on u.
+        return like(tangent, torch.autograd.grad(product, u, tensors_of(tangent), materialize_grads=True))
 
     def vjp(self, cotangent: S) -> S:
         gradients = torch.autograd.grad(

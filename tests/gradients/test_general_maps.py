@@ -136,3 +136,17 @@ def test_linearization_by_automatic_differentiation():
         torch.testing.assert_close(torch.cat((a.flatten(), b.flatten())), expected, rtol=1e-12, atol=1e-13)
     assert linearization.symmetric is None
     assert equation.structure == "none"
+
+
+def test_the_derivative_of_a_map_that_does_not_read_its_state_is_zero():
+    @dataclass(frozen=True, eq=False)
+    class Constant(PairEquation):
+        def __call__(self, state):
+            return torch.tanh(self.x), self.x.new_ones(len(self.x), 2, 3)
+
+    pair = Constant(random(2, 4), random(4, 6), random(6, 4))
+    state = (random(2, 4, seed=1), random(2, 2, 3, seed=2))
+    linearization = pair.linearize(state)
+    for product in (linearization.jvp(state), linearization.vjp(state)):
+        assert [t.shape for t in product] == [t.shape for t in state]
+        assert not any(t.any() for t in product)

@@ -96,6 +96,13 @@ def test_a_ceiling_above_what_theorem_1_asks_for_counts():
     assert said(module, x)[0].startswith("‖W‖₂ = 1.1 exceeds")
 
 
+def test_a_ceiling_that_is_lifted_later_counts():
+    module, x = unit(5.0, max_norm=0.9).eval(), random(2, 3)
+    assert said(module, x) == []
+    module.max_norm = 3.0
+    assert said(module, x)[0].startswith("‖W‖₂ = 3 exceeds")
+
+
 def test_branches_that_come_to_be_coupled_too_strongly_are_told():
     units = [unit(0.8), unit(0.7)]
     module, x = MOptEq(units, HeritageDiversity(0.1)).eval(), random(2, 3)

@@ -88,6 +88,17 @@ def test_damaged_card(run, text):
         load(run)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("class_names", []), ("image_size", []), ("image_size", [8]), ("image_size", [8, 8, 8])],
+)
+def test_a_card_without_classes_or_sides_is_damaged(run, name: str, value: list):
+    card = json.loads((run / "model.json").read_text())
+    (run / "model.json").write_text(json.dumps(card | {name: value}))
+    with pytest.raises(ConfigError, match=rf"model\.json is damaged \({name} is"):
+        load(run)
+
+
 @pytest.mark.parametrize("kept", [0, 4, 200, -1])
 def test_truncated_weights(run, kept):
     path: Path = run / "model.safetensors"

@@ -32,7 +32,7 @@ class AffineChange(EquilibriumMap):
 
     Raises:
         ConfigError: if `matrix` is not square, not (numerically) invertible, or `shift` does not fit it;
-            when bound, for a `map` whose state has several branches.
+            when bound, for a `map` whose state has several branches, or that reads out something else.
         ShapeError: when bound, if `matrix` does not fit the state.
     """
 
@@ -73,6 +73,11 @@ class AffineChange(EquilibriumMap):
         if start.shape[1] != len(self.matrix):
             m = start.shape[1]
             raise ShapeError(f"Expected `matrix` of shape ({m}, {m}), got {tuple(self.matrix.shape)}.")
+        if inner.readout(start) is not start:
+            raise ConfigError(
+                f"{type(inner).__name__} reads out something else than its state, which is what an affine"
+                " change is of; change a map that gives its state."
+            )
         # Whatever the dtype of the state: certificates look at a layer in float64.
         matrix = self.matrix.double()
         return AffineEquation(inner, matrix, torch.linalg.inv(matrix), self.shift.double(), self.orthogonal)

@@ -115,6 +115,10 @@ class ChainEquation(Equation[Tensor]):
             push, pull = step * push + own, step * pull
         return push, pull
 
+    def readout(self, state: Tensor) -> Tensor:
+        """That of the last unit, whose image the state is."""
+        return self.units[-1].readout(state)
+
     def linearize(self, state: Tensor) -> Linearization[Tensor]:
         parts: list[Linearization[Tensor]] = []
         for unit in self.units:

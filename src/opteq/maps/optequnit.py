@@ -74,8 +74,8 @@ class OptEqUnit(EquilibriumMap):
         self.injection = Injection(U, W.out_channels, bias)
         self.activation = get_activation(activation)
         self.mu, self.max_norm = float(mu), max_norm
-        # Whether the norm that Theorem 1 asks for is imposed, so that there is no need to look at it.
-        self.norm_checked = W.kept_norm(max_norm) <= self.largest_norm
+        # Whether no one need look at a norm that is not imposed to be what Theorem 1 asks for.
+        self.norm_checked = False
         self._watch = Watch()
 
     @property
@@ -90,9 +90,11 @@ class OptEqUnit(EquilibriumMap):
     def bind(self, x: State, error: float = 0.0) -> OptEqEquation:
         c = self.injection(x, error=error)
         W = bind_to(self.W, c, self.max_norm, error)
-        if not self.norm_checked and self._watch.notices(self.training, lambda: self._exceeds(W.domain)):
-            self.check_norm(W.domain)
+        # Asked anew each time: `max_norm` may have been assigned since.
         kept = self.W.kept_norm(self.max_norm) <= self.largest_norm
+        looked_at = not (kept or self.norm_checked)
+        if looked_at and self._watch.notices(self.training, lambda: self._exceeds(W.domain)):
+            self.check_norm(W.domain)
         return OptEqEquation(c, W, self.activation, self.mu, kept)
 
     def check_norm(self, shape: tuple[int, ...]) -> float:

@@ -67,13 +67,14 @@ class ModelCard:
         return card
 
     def _check(self) -> None:
-        sizes = self.image_size if isinstance(self.image_size, list | tuple) else [self.image_size]
+        sizes = self.image_size if isinstance(self.image_size, list | tuple) else [self.image_size] * 2
         expected = {
             "network": isinstance(self.network, dict),
             "class_names": isinstance(self.class_names, list | tuple)
+            and len(self.class_names) > 0
             and all(isinstance(name, str) for name in self.class_names),
             "in_channels": is_whole(self.in_channels) and self.in_channels >= 1,
-            "image_size": all(is_whole(size) and size >= 1 for size in sizes),
+            "image_size": len(sizes) == 2 and all(is_whole(size) and size >= 1 for size in sizes),
             "mean": _are_numbers(self.mean, self.in_channels),
             "std": _are_numbers(self.std, self.in_channels) and all(value > 0 for value in self.std),
             "task": self.task in ("classification", "segmentation"),

@@ -111,7 +111,7 @@ def published_lipschitz(layer: EquilibriumLayer, x: Tensor) -> Certificate:
                 f" `gamma`, both with ReLU; got {map}. Use `equilibrium_lipschitz`."
             )
     expect_settled(map)
-    equation, y = layer.bind(x), layer(x)
+    y, equation = layer(x), map.bind(x)
     expect_own_claims(equation, LIPSCHITZ)
     assert isinstance(y, Tensor)
     largest_u = max(_bound(operator, x) for operator in _injections(map))
