@@ -5,6 +5,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from opteq.data.base import ImageDataModule
 from opteq.data.connected import ConnectedPixels, mazes
@@ -13,9 +14,12 @@ from opteq.data.folder import ImageFolder
 from opteq.data.images import ArrayImages
 from opteq.data.preprocess import Normalization
 from opteq.errors import ConfigError
+from opteq.evaluation.branchstudy import relations
 from opteq.evaluation.corruptions import CORRUPTIONS, corrupted_accuracy
+from opteq.experiments import measures
 from opteq.experiments.measures import (
     attacked,
+    branch_relations,
     corruptions,
     inside,
     larger_mazes,
@@ -194,12 +198,32 @@ def test_perturbed_features_of_size_zero_are_the_features(digits):
     network = branch_classifier(Coupled, 1, channels=4, hidden=[4, 4], widths=[4]).eval()
     scores = perturbed(network, digits)
     images, labels = (torch.cat(parts) for parts in zip(*digits.test_dataloader(), strict=True))
-    chosen = np.linspace(0, len(labels) - 1, 256).round().astype(int)
+    chosen = np.floor(np.arange(256) * len(labels) / 256).astype(int)
     with torch.no_grad():
         accuracy = float((network(images[chosen]).argmax(1) == labels[chosen]).double().mean())
     for direction in ("reconstructed", "uniform", "binomial"):
         assert scores[f"{direction}_0"] == pytest.approx(accuracy, abs=1e-9)
         assert {f"{direction}_0.1", f"{direction}_0.3"} <= scores.keys()
+
+
+def test_relations_of_branches_are_those_of_images_of_all_classes(digits, monkeypatch):
+    images, labels = (torch.cat(parts) for parts in zip(*digits.test_dataloader(), strict=True))
+    order = labels.argsort(stable=True)
+    in_order = DataLoader(TensorDataset(images[order], labels[order]), batch_size=50)
+    monkeypatch.setattr(digits, "test_dataloader", lambda: in_order)
+    seen = []
+
+    def noted(network, images):
+        seen.append(images)
+        return relations(network, images)
+
+    monkeypatch.setattr(measures, "relations", noted)
+    network = branch_classifier(Coupled, 1, channels=4, hidden=[4, 4], widths=[4]).eval()
+    branch_relations(network, digits)
+    (found,) = seen
+    assert len(found) == 100
+    classes = [labels[(images == image).flatten(1).all(1)][0].item() for image in found]
+    assert np.bincount(classes, minlength=10).min() >= 8
 
 
 @pytest.fixture(scope="module")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from scipy.special import log_softmax
 from torch import Tensor, nn
 
-from opteq.data.base import ImageDataModule, Loader
+from opteq.data.base import ImageDataModule
 from opteq.data.connected import ConnectedPixels
 from opteq.errors import ConfigError
 from opteq.evaluation.attacks import PGD, attacked_accuracy
@@ -24,7 +22,7 @@ from opteq.evaluation.branchstudy import (
 from opteq.evaluation.corruptions import corrupted_accuracy
 from opteq.evaluation.equilibriumstudy import study_equilibrium
 from opteq.evaluation.ood import fit_temperature, ood_scores
-from opteq.evaluation.passes import logits_of, share_of
+from opteq.evaluation.passes import Spread, logits_of, share_of
 from opteq.evaluation.scores import known_divergence
 from opteq.evaluation.trace import first_call
 from opteq.solvers.space import relative_change
@@ -100,7 +98,7 @@ def training_loss(network: nn.Module, data: ImageDataModule) -> dict[str, float]
 
 def attacked(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """`pgd_3`, `pgd_5`, `pgd_10`, `pgd_20`: accuracy on 500 images after so many PGD steps, `ε = 8/255`."""
-    images = list(_spread_over(data.test_dataloader(), ATTACKED_IMAGES))
+    images = list(_some(data, ATTACKED_IMAGES))
 
     def accuracy(steps: int) -> float:
         batches = follow(images, f"Attacks of {steps} steps")
@@ -111,7 +109,7 @@ def attacked(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
 
 def perturbed(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """Accuracy on 256 images with perturbed features, such as `reconstructed_0.1`, see `BranchRecord`."""
-    images, labels = map(torch.cat, zip(*_spread_over(data.test_dataloader(), STUDIED_SAMPLES), strict=True))
+    images, labels = map(torch.cat, zip(*_some(data, STUDIED_SAMPLES), strict=True))
     record = study_branches(network.eval(), images, labels)
     # What is reconstructed has nothing random: there is one trial of it.
     means = [record.accuracy[0, 0], *record.accuracy[1:].mean(1)]
@@ -196,31 +194,21 @@ def corruptions(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     return {"corrupted_accuracy": float(np.mean(list(means.values()))), **means}
 
 
-def _spread_over(loader: Loader, count: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches with `count` of the samples, or all there are, evenly spread: sets may be sorted by class."""
-    total = len(loader.dataset)  # pyright: ignore[reportArgumentType]
-    chosen = set(np.linspace(0, total - 1, min(count, total)).round().astype(int).tolist())
-    seen = 0
-    for images, labels in loader:
-        kept = torch.tensor([seen + place in chosen for place in range(len(images))])
-        seen += len(images)
-        if kept.any():
-            yield images[kept], labels[kept]
-
-
 def branch_relations(network: nn.Module, data: ImageDataModule) -> dict[str, float]:
     """`heritage`, `diversity` and `diagonal_share`: means over 100 test images, see `BranchRecord`."""
-    images: list[Tensor] = []
-    for batch, _ in data.test_dataloader():
-        images.append(batch)
-        if sum(map(len, images)) >= RELATED_SAMPLES:
-            break
+    images, _ = map(torch.cat, zip(*_some(data, RELATED_SAMPLES), strict=True))
     network.eval()
-    if not has_branches(network, images[0]):
+    if not has_branches(network, images):
         raise ConfigError(f"Expected a network with a body of several branches, got {network}.")
-    heritage, diversity, share, _ = relations(network, torch.cat(images)[:RELATED_SAMPLES])
+    heritage, diversity, share, _ = relations(network, images)
     return {
         "heritage": float(heritage.mean()),
         "diversity": float(diversity.mean()),
         "diagonal_share": float(share.mean()),
     }
+
+
+def _some(data: ImageDataModule, images: int) -> Spread:
+    """Batches with so many of the test images, which may be sorted by class, or all there are."""
+    loader = data.test_dataloader()
+    return Spread(loader, share_of(loader, images))
