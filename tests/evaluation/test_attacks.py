@@ -253,7 +253,8 @@ def test_restarts_move_towards_one_wrong_class_after_the_other():
 
     options = {"steps": 20, "epsilon": 0.2, "step_size": 0.02, "random_start": False}
     assert accuracy_of(trap, PGD(**options)) == 1.0
-    assert accuracy_of(trap, PGD(**options, restarts=2)) == 0.0
+    assert accuracy_of(trap, PGD(**options, restarts=2)) == 1.0
+    assert accuracy_of(trap, PGD(**options, restarts=3)) == 0.0
 
 
 def test_images_without_a_gradient_are_counted(pixels):

@@ -39,9 +39,9 @@ class PGD:
         epsilon: `ε`, the largest change of a pixel.
         step_size: `α`; None for steps that are halved where they no longer help, see above.
         random_start: start from a random point of the ball rather than from the image.
-        restarts: attacks on an image, until one changes its class. If there are several, each is on the
-            difference to one wrong class, `m = l_j - l_y` (Gowal et al. 2019): the likeliest, the second, the
-            third, and then the likeliest again, from another start.
+        restarts: attacks on an image, until one changes its class. After the first, which is on all wrong
+            classes together, each is on the difference to one of them, `m = l_j - l_y` (Gowal et al. 2019):
+            in turn to the one that has come closest so far, the second and the third closest.
     """
 
     steps: int = 3
@@ -89,16 +89,21 @@ class PGD:
         attacked = images.clone()
         blind = torch.ones(len(images), dtype=torch.bool, device=images.device)
         left = torch.arange(len(images), device=images.device)
+        # How close the wrong classes have come, for the images that are left.
+        leads = torch.tensor(-math.inf, dtype=torch.float64, device=images.device)
         with eval_mode(network):
-            rivals = _rivals(network, images, labels) if self.restarts > 1 else [None]
             for restart in range(self.restarts):
+                rival = None
                 if restart:
-                    left = left[_logits(network, attacked[left]).argmax(1) == labels[left]]
+                    found = _leads(network, attacked[left], labels[left])
+                    right = found.amax(1) <= 0
+                    left, leads = left[right], torch.maximum(leads, found)[right]
+                    closest = leads.argsort(1, descending=True)
+                    rival = closest[:, (restart - 1) % min(3, leads.shape[1] - 1)]
                 if not len(left):
                     break
-                rival = rivals[restart % len(rivals)]
                 attacked[left], unseen = self._attack_once(
-                    partial(_measure, network, labels[left], None if rival is None else rival[left]),
+                    partial(_measure, network, labels[left], rival),
                     images[left],
                     Ball(lowest[left], highest[left], 1 / deviation),
                 )
@@ -147,16 +152,11 @@ def attacked_accuracy(
     return hits / max(samples, 1)
 
 
-def _logits(network: nn.Module, images: Tensor) -> Tensor:
+def _leads(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    """`(batch, classes)` logits less that of the true class, for which itself it is minus infinity."""
     with torch.no_grad():
-        return network(images)
-
-
-def _rivals(network: nn.Module, images: Tensor, labels: Tensor) -> list[Tensor]:
-    """The three likeliest wrong classes, each `(batch,)`; fewer where there are fewer."""
-    logits = _logits(network, images)
-    wrong = logits.scatter(1, labels[:, None], -math.inf).argsort(1, descending=True)[:, :-1]
-    return list(wrong[:, :3].unbind(1))
+        logits = network(images).double()
+    return (logits - logits.gather(1, labels[:, None])).scatter(1, labels[:, None], -math.inf)
 
 
 def _measure(network: nn.Module, labels: Tensor, rivals: Tensor | None, images: Tensor) -> Height:
