@@ -250,6 +250,8 @@ def _show(options: list[str]) -> None:
     _add_trust(parser)
     chosen = parser.parse_args(options)
 
+    # The imports and the test images take their seconds.
+    print(f"Loading {chosen.run} …", file=sys.stderr, flush=True)
     from opteq.show.command import show
 
     # At once, for whoever waits in a pipe for the address.

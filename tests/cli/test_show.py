@@ -31,7 +31,7 @@ def test_it_serves_a_pretrained_network_until_it_is_interrupted():
         out, err = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, out.strip(), err) == (0, "Ended.", "")
+    assert (process.returncode, out.strip(), err) == (0, "Ended.", "Loading digits …\n")
 
 
 def test_the_browser_is_opened_unless_told(opteq, monkeypatch):
@@ -42,7 +42,7 @@ def test_the_browser_is_opened_unless_told(opteq, monkeypatch):
     monkeypatch.setattr(ShowServer, "serve_forever", interrupted)
     monkeypatch.setattr("webbrowser.open", opened.append)
     result = opteq("show", "digits", "--port", 0)
-    assert (result.status, result.err) == (0, "")
+    assert (result.status, result.err) == (0, "Loading digits …\n")
     assert opened[0] in result.out
     assert opteq("show", "digits", "--port", 0, "--no_browser").status == 0
     assert len(opened) == 1
