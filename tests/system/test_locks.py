@@ -16,11 +16,14 @@ import os, sys, time
 from pathlib import Path
 from opteq.system.locks import exclusive
 with exclusive(Path(sys.argv[1])):
+    heard, told = os.pipe()
     child = os.fork()
     if not child:  # lives on after its parent, as workers of loaders do for a while
+        os.write(told, b".")
         os.closerange(0, 3)
         time.sleep(20)
         os._exit(0)
+    os.read(heard, 1)  # on a busy machine it starts later
     print("held", child, flush=True)
     sys.stdin.read()
 """
