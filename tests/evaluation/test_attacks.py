@@ -275,6 +275,13 @@ def test_logits_that_are_not_finite_are_refused(pixels, labels):
         PGD()(network, normalised(pixels), labels, NORMALIZATION)
 
 
+@pytest.mark.parametrize("restarts", [1, 3])
+def test_a_network_without_two_classes_is_refused(pixels, restarts):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(48, 1))
+    with pytest.raises(ConfigError, match=r"logits of two classes or more to attack, got shape \(6, 1\)"):
+        PGD(restarts=restarts)(network, normalised(pixels), torch.zeros(6, dtype=torch.long), NORMALIZATION)
+
+
 def test_a_frozen_batch_norm_stays_frozen(pixels, labels):
     network = nn.Sequential(nn.BatchNorm2d(3), nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(16, 2)).train()
     network[0].eval()

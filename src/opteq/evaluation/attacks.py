@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from opteq.errors import ConfigError
 from opteq.evaluation.ascent import Ball, Height, Measure, falling_steps, steps_of_one_size
 from opteq.evaluation.display import Normalization, channelwise
 from opteq.evaluation.passes import eval_mode, refuse_non_finite
@@ -70,6 +70,7 @@ class PGD:
             normalization: the mean and standard deviation that were applied to the images.
 
         Raises:
+            ConfigError: for a network of less than two classes.
             NonFiniteError: if the network answers NaN or infinity.
         """
         return self.attack(network, images, labels, normalization)[0]
@@ -95,7 +96,8 @@ class PGD:
             for restart in range(self.restarts):
                 rival = None
                 if restart:
-                    found = _leads(network, attacked[left], labels[left])
+                    with torch.no_grad():
+                        found = _leads(network(attacked[left]), labels[left])
                     right = found.amax(1) <= 0
                     left, leads = left[right], torch.maximum(leads, found)[right]
                     closest = leads.argsort(1, descending=True)
@@ -152,10 +154,13 @@ def attacked_accuracy(
     return hits / max(samples, 1)
 
 
-def _leads(network: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+def _leads(logits: Tensor, labels: Tensor) -> Tensor:
     """`(batch, classes)` logits less that of the true class, for which itself it is minus infinity."""
-    with torch.no_grad():
-        logits = network(images).double()
+    if logits.dim() != 2 or logits.shape[1] < 2:
+        raise ConfigError(
+            f"Expected logits of two classes or more to attack, got shape {tuple(logits.shape)}."
+        )
+    logits = logits.double()
     return (logits - logits.gather(1, labels[:, None])).scatter(1, labels[:, None], -math.inf)
 
 
@@ -165,11 +170,8 @@ def _measure(network: nn.Module, labels: Tensor, rivals: Tensor | None, images: 
         images = images.detach().requires_grad_()
         logits = network(images)
         refuse_non_finite(logits)
-        logits = logits.double()
-        true = F.one_hot(labels, logits.shape[1]).bool()
-        wrong, right = logits.masked_fill(true, -math.inf), logits[true]
-        against = wrong.logsumexp(1) if rivals is None else logits.gather(1, rivals[:, None])[:, 0]
-        loss = against - right
+        leads = _leads(logits, labels)
+        loss = leads.logsumexp(1) if rivals is None else leads.gather(1, rivals[:, None])[:, 0]
         # Summed, so that every sample's gradient is that of its own loss.
         (gradient,) = torch.autograd.grad(loss.sum(), images)
-    return Height(loss.detach(), gradient, (wrong.amax(1) - right).detach())
+    return Height(loss.detach(), gradient, leads.detach().amax(1))
