@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter
 
 from benchmarks.cells import CURVES, Cell
 from benchmarks.contenders import IFT, LIMIT, OURS, TorchDEQ
@@ -104,6 +105,9 @@ def plot(curves: dict[str, list[Point]]) -> Figure:
         axes.semilogy(places, [1e3 * p.bare for p in points], "s-", label="bare operators")
         axes.semilogy(places, [1e3 * p.step for p in points], "o-", label="opteq")
         axes.set(title=axis, xticks=places, xticklabels=[f"{p.value:g}" for p in points])
+        # Plain numbers, and between the decades only where a panel spans few of them.
+        axes.yaxis.set_major_formatter(LogFormatter())
+        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1.5, 0.4)))
     for axes in figure.axes[:: min(len(curves), _COLUMNS)]:
         axes.set_ylabel("ms per step")
     for axes in figure.axes[len(curves) :]:

@@ -96,6 +96,12 @@ def test_a_ceiling_above_what_theorem_1_asks_for_counts():
     assert said(module, x)[0].startswith("‖W‖₂ = 1.1 exceeds")
 
 
+def test_a_norm_that_is_barely_too_large_is_written_with_the_digits_that_show_it():
+    module, x = unit(0.9).eval(), random(2, 3)
+    scale_to(module, 1.00001)
+    assert said(module, x)[0].startswith("‖W‖₂ = 1.00001 exceeds √(μ/L_σ) = 1:")
+
+
 def test_a_ceiling_that_is_lifted_later_counts():
     module, x = unit(5.0, max_norm=0.9).eval(), random(2, 3)
     assert said(module, x) == []
@@ -141,7 +147,7 @@ def test_an_operator_of_ones_own_is_looked_at_as_its_ceiling_leaves_it(operator:
         assert messages == []
     else:
         assert acting > 1.5
-        assert messages[0].startswith(f"‖W‖₂ = {acting:.4g} exceeds")
+        assert messages[0].startswith(f"‖W‖₂ = {acting:.7g} exceeds")
 
 
 def test_branches_of_ones_own_operators_are_looked_at_as_their_ceilings_leave_them():

@@ -106,7 +106,7 @@ class OptEqUnit(EquilibriumMap):
         norm = self.W.norm(shape, self.max_norm).item()
         if norm > self.largest_norm * (1 + 1e-6):
             warnings.warn(
-                f"‖W‖₂ = {norm:.4g} exceeds √(μ/L_σ) = {self.largest_norm:.4g}: the unit is no proximal"
+                f"‖W‖₂ = {norm:.7g} exceeds √(μ/L_σ) = {self.largest_norm:.7g}: the unit is no proximal"
                 " operator and need not have an equilibrium; set `max_norm` or scale `W` down.",
                 RuntimeWarning,
                 stacklevel=3,
