@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from benchmarks.families import Call, Map, Tensors
 from benchmarks.problem import Problem
 from opteq import native
-from opteq.layer import EquilibriumLayer, SolveLog, solve_log
+from opteq.layer import EquilibriumLayer, solve_log
 from opteq.maps.base import EquilibriumMap
 from opteq.results import State, like, map_state, tensors_of
+from opteq.solvelog import SolveLog
 
 OURS, WATCHED, PYTORCH = "opteq", "opteq, norm watched", "opteq, PyTorch alone"
 IFT, PHANTOM = "torchdeq implicit", "torchdeq phantom"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from opteq.errors import ConfigError, NonFiniteError
 from opteq.evaluation.stored import Stored
 from opteq.evaluation.trace import Traces
-from opteq.layer import SolveLog
+from opteq.solvelog import SolveLog
 
 
 @contextmanager

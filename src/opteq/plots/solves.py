@@ -17,7 +17,7 @@ from opteq.plots.convergence import objective_panel, residual_panel
 from opteq.plots.style import BLUE, GREEN, ORANGE, on_decades
 
 if TYPE_CHECKING:
-    from opteq.layer import SolveCounts, SolveLog
+    from opteq.solvelog import SolveCounts, SolveLog
 
 
 def plot_iteration(

@@ -19,10 +19,11 @@ from opteq.data.facts import Facts
 from opteq.data.scenes import IGNORED
 from opteq.errors import ConfigError, OpteqError
 from opteq.evaluation.attacks import PGD
-from opteq.layer import SolveLog, solve_log
+from opteq.layer import solve_log
 from opteq.models.classifier import ImageClassifier
 from opteq.objectives.coupling import HeritageDiversity
 from opteq.operators.base import settle_norms
+from opteq.solvelog import SolveLog
 from opteq.training.optimizers import make_optimizer
 from opteq.training.schedules import Schedule, learning_rate_factor
 from opteq.training.shares import own_samples

@@ -15,9 +15,10 @@ from opteq.data.finding import find_images
 from opteq.data.images import read_image
 from opteq.data.preprocess import Normalization, Preprocess
 from opteq.errors import ConfigError, OpteqError
-from opteq.layer import SolveCounts, SolveLog, solve_log
+from opteq.layer import solve_log
 from opteq.models.loading import ModelCard
 from opteq.results import SolveInfo
+from opteq.solvelog import SolveCounts, SolveLog
 from opteq.system.files import readable, write_beside
 from opteq.system.progress import follow
 
