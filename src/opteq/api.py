@@ -9,6 +9,7 @@ from opteq.layer import EquilibriumLayer, solve_log
 from opteq.maps.affine import AffineChange
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import GaussianMap
+from opteq.maps.hidden import HiddenReadout
 from opteq.maps.kernel import KernelMap
 from opteq.maps.kernelbranches import KernelMOptEq
 from opteq.maps.mixing import LinearMixing
@@ -68,6 +69,7 @@ __all__ = [
     "GaussianMap",
     "GaussianStart",
     "HeritageDiversity",
+    "HiddenReadout",
     "Implicit",
     "Incay",
     "KernelMOptEq",

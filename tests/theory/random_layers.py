@@ -26,6 +26,7 @@ from opteq import (
     EquilibriumLayer,
     GaussianMap,
     HeritageDiversity,
+    HiddenReadout,
     Implicit,
     Incay,
     KernelMap,
@@ -128,6 +129,9 @@ class Draw(random.Random):
     def skip(self):
         return MoreauSkip(self.simple(), self.choice((0.2, 0.6, 1.0)))
 
+    def hidden(self):
+        return HiddenReadout(self.choice((self.unit, self.mixing))())
+
     def affine(self):
         left, values, right = torch.linalg.svd(torch.randn(4, 4))
         if self.random() < 0.5:
@@ -181,6 +185,7 @@ class Draw(random.Random):
             self.gaussian,
             self.kernel,
             self.mixing,
+            self.hidden,
             self.skip,
             self.affine,
             self.deep,

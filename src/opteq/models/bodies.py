@@ -1,8 +1,9 @@
 """Bodies: equilibria of maps made of 3×3 convolutions, between the stem and the head of a classifier.
 
-Each has as many channels as the features it reads. Those with `hidden` channels as one number have a state
-of one tensor; with a list, one number per branch, they have a tuple of tensors. Other maps and operators
-make a body with `Equilibrium` or `opteq.EquilibriumLayer`, explicit networks are bodies as they are.
+Each has as many channels as the features it reads, unless it says otherwise. Those with `hidden` channels as
+one number have a state of one tensor; with a list, one number per branch, they have a tuple of tensors. Other
+maps and operators make a body with `Equilibrium` or `opteq.EquilibriumLayer`, explicit networks are bodies as
+they are.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.gaussian import GaussianMap
+from opteq.maps.hidden import HiddenReadout
 from opteq.maps.kernel import KernelMap
 from opteq.maps.kernelbranches import KernelMOptEq
 from opteq.maps.multibranch import MOptEq
@@ -136,7 +138,12 @@ class Unit(Convolutional):
         channels: channels of every state `z`.
         hidden: channels of `W z`; a list has one number per branch.
         bias: whether there is a `b`.
+        readout: `"state"`, the `z*`, or `"hidden"`, the `y* = σ(W z* + U g(x) + b)`, see
+            `HiddenReadout`, whose `hidden` channels the head has to be told.
         options: the other options of `Convolutional`.
+
+    Raises:
+        ConfigError: for an unknown readout, and see `Convolutional`.
     """
 
     def __init__(
@@ -145,9 +152,16 @@ class Unit(Convolutional):
         hidden: int | Sequence[int] = 64,
         *,
         bias: bool = True,
+        readout: str = "state",
         **options: Any,
     ) -> None:
-        super().__init__(_unit, Parallel, channels, hidden, bias=bias, **options)
+        check_choice("readout", readout, ("state", "hidden"))
+
+        def unit(*sizes_and_operators: Any, **common: Any) -> EquilibriumMap:
+            made = _unit(*sizes_and_operators, **common)
+            return made if readout == "state" else HiddenReadout(made)
+
+        super().__init__(unit, Parallel, channels, hidden, bias=bias, **options)
 
 
 class Coupled(Convolutional):
