@@ -14,6 +14,7 @@ from opteq import (
     Implicit,
     MOptEq,
     OptEqUnit,
+    ShiftIsometry,
     certify,
 )
 from opteq.errors import ConfigError
@@ -90,6 +91,20 @@ def test_its_lipschitz_bound_is_attained_where_all_units_are_active():
     bound = lipschitz_bound(layer, x).value.item()
     assert torch.linalg.matrix_norm(jacobian, 2).item() == pytest.approx(bound, rel=1e-3)
     assert bound == pytest.approx(2 / (1 - 0.81), rel=1e-3)
+
+
+@pytest.mark.parametrize(("inputs", "alone"), [(6, True), (3, False)])
+def test_a_square_shift_isometry_leaves_every_hidden_number_inside_an_image_to_itself(inputs, alone):
+    torch.manual_seed(0)
+    W = Conv2d(inputs, 6, norm=ShiftIsometry())
+    layer = layer_of(OptEqUnit(W, Conv2d(2, 6), max_norm=0.9))
+    x = torch.randn(2, 2, 7, 7, dtype=torch.float64)
+    y = layer(x)
+    c = layer.map.unit.injection(x)
+    # One step of the kernel to the border, there and back.
+    inside = (slice(None), slice(None), slice(2, -2), slice(2, -2))
+    expected = torch.relu(c) / (1 - 0.9**2)
+    assert torch.allclose(y[inside], expected[inside], rtol=1e-5) == alone
 
 
 def test_one_per_branch():

@@ -24,6 +24,9 @@ class ShiftIsometry(Nonexpansive):
     kernels of `Orthogonal`, a good deal cheaper to keep. As `T` may carry what it knows from pixel to pixel
     at hardly any loss, they are for equilibria that have to look far. For a matrix `S = I`.
 
+    Have more channels come out than go in: with as many `W Wᵀ = ζ² I` but for the border of the image, and
+    each hidden number of an OptEq unit, `y = σ(ζ² y + c)`, knows nothing of the others.
+
     Its parameters are the `weight`, `(out, in / groups, 1, 1)` for a convolution, whose QR factorisation has
     `P`, and `mixing`, that of `Q`, `(groups, out / groups, out / groups)`, which starts at random.
 
