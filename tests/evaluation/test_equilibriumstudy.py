@@ -12,7 +12,7 @@ from torch import nn
 import opteq
 from opteq.errors import ConfigError
 from opteq.evaluation.equilibriumreport import as_json, figures, tables
-from opteq.evaluation.equilibriumstudy import STEPS, KernelRecord, study_equilibrium
+from opteq.evaluation.equilibriumstudy import STEPS, KernelRecord, _Moments, study_equilibrium
 from opteq.models.bodies import Coupled, Deep, Equilibrium, Gaussian, Kernel, Stack, Unit
 from opteq.models.classifier import ImageClassifier
 from opteq.models.heads import Head
@@ -211,6 +211,25 @@ def test_active_units_are_counted_and_sizes_measured():
     assert layer.output_norm == pytest.approx((norms[(SAMPLES - 1) // 2], norms[-1]), rel=1e-7)
     assert layer.scale == (pytest.approx(np.sqrt((z.numpy().astype(float) ** 2).mean()), rel=1e-7),)
     assert record.head_scale == pytest.approx(np.sqrt((pooled.astype(float) ** 2).mean()), rel=1e-7)
+    eigenvalues = np.linalg.eigvalsh(np.corrcoef(np.moveaxis(z.numpy(), 1, 0).reshape(len(z[0]), -1)))
+    effective = eigenvalues.sum() ** 2 / (eigenvalues**2).sum()
+    assert 1.01 < effective < len(z[0]) - 0.01
+    assert layer.channels == ((len(z[0]), pytest.approx(effective, rel=1e-4)),)
+
+
+@pytest.mark.parametrize(("dead", "effective"), [((), 2.0), ((1,), 1.0), ((0, 1), math.nan)])
+def test_channels_that_never_vary_are_not_counted(dead: tuple[int, ...], effective: float):
+    # Two channels without correlation.
+    first, second = torch.tensor([1.0, -1, 1, -1]), torch.tensor([1.0, 1, -1, -1])
+    moments = _Moments()
+    z = torch.stack([first, second], 1)
+    z[:, list(dead)] = 7.3
+    moments.add(z[:2])
+    moments.add(z[2:])
+    assert moments.effective == pytest.approx(effective, rel=1e-6, nan_ok=True)
+    moments = _Moments()
+    moments.add(torch.stack([first, 3 * first + 2], 1))
+    assert moments.effective == pytest.approx(1.0, rel=1e-6)
 
 
 @pytest.mark.parametrize(

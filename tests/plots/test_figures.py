@@ -267,6 +267,7 @@ def make_worth(alpha=(), operators=("W1", "W2", "W_h1", "W_h2"), layers=1):
         input_norm=(1.0, 2.0),
         output_norm=(0.5, 0.7),
         scale=(0.1, 0.2),
+        channels=((16, 3.2), (16, 5.1)),
         kernels=(),
     )
     accuracy = (0.2, 0.4, 0.5, 0.6, 0.65, 0.66)

@@ -118,17 +118,20 @@ def _sizes(record: EquilibriumRecord) -> Table:
     rows = []
     for layer in record.layers:
         where = f" of {layer.name}" if len(record.layers) > 1 else ""
-        rows.append([f"input ‖x‖{where}", "", *(f"{v:.3g}" for v in layer.input_norm)])
+        rows.append([f"input ‖x‖{where}", "", *(f"{v:.3g}" for v in layer.input_norm), ""])
         norms = [f"{v:.3g}" for v in layer.output_norm]
         scales = [f"{v:.3g}" for v in layer.scale]
+        channels = [f"{effective:.1f} of {count}" for count, effective in layer.channels]
         if len(scales) == 1:
-            rows.append([f"equilibrium z*{where}", *scales, *norms])
+            rows.append([f"equilibrium z*{where}", *scales, *norms, *channels])
         else:
-            rows.append([f"equilibrium z*{where}", "", *norms])
-            rows += [[f"branch {i}{where}", scale, "", ""] for i, scale in enumerate(scales, start=1)]
+            rows.append([f"equilibrium z*{where}", "", *norms, ""])
+            branches = enumerate(zip(scales, channels, strict=True), start=1)
+            rows += [[f"branch {i}{where}", scale, "", "", shown] for i, (scale, shown) in branches]
     if math.isfinite(record.head_scale):
-        rows.append(["features at the last linear layer", f"{record.head_scale:.3g}", "", ""])
-    return Table("Sizes", ["", "root mean square", "median norm", "largest norm"], rows)
+        rows.append(["features at the last linear layer", f"{record.head_scale:.3g}", "", "", ""])
+    header = ["", "root mean square", "median norm", "largest norm", "effective channels"]
+    return Table("Sizes", header, rows)
 
 
 def _kernels(layer: LayerRecord) -> Table:

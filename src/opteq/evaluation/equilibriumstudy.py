@@ -117,6 +117,9 @@ class LayerRecord:
         input_norm: median and largest `‖x‖` over the samples, of what enters the layer.
         output_norm: the same of `‖z*‖`.
         scale: root mean square of `z*`, for each branch.
+        channels: for each branch the number of its channels, and the effective one: `(Σλ)² / Σλ²` with the
+            eigenvalues `λ` of the correlations of the channels over samples and pixels. It is 1 where all of
+            them tell the same, and their number where none is correlated with another; NaN where none varies.
         kernels: for each Gaussian kernel the quantities of the remarks about it.
     """
 
@@ -130,6 +133,7 @@ class LayerRecord:
     input_norm: tuple[float, float]
     output_norm: tuple[float, float]
     scale: tuple[float, ...]
+    channels: tuple[tuple[int, float], ...]
     kernels: tuple[KernelRecord, ...]
 
 
@@ -219,7 +223,7 @@ class _Study:
         self.residuals: list[Tensor] = []
         self.input_norms: list[Tensor] = []
         self.output_norms: list[Tensor] = []
-        self.scales: list[_Squares] = []
+        self.moments: list[_Moments] = []
         # For each activation the shares of every sample; for each kernel the largest weights and γ.
         self.active: list[list[Tensor]] = []
         self.weights: list[list[Tensor]] = []
@@ -234,14 +238,14 @@ class _Study:
         if not self.input_norms:
             # All samples share the weights.
             self.x, self.equation = map_state(lambda t: t[:1], x), equation
-            self.scales = [_Squares() for _ in tensors_of(solution.value)]
+            self.moments = [_Moments() for _ in tensors_of(solution.value)]
             self.active = [[] for _ in parts(equation, Activation)]
             self.weights = [[] for _ in parts(equation, GaussianSimilarity)]
             self.gammas = [[] for _ in self.weights]
         self.input_norms.append(norm(x))
         self.output_norms.append(norm(solution.value))
-        for scale, z in zip(self.scales, tensors_of(solution.value), strict=True):
-            scale.add(z)
+        for moments, z in zip(self.moments, tensors_of(solution.value), strict=True):
+            moments.add(z)
         # One more, since the residual of an iterate shows in the next.
         self.residuals.append(Unrolled(STEPS[-1] + 1).run(equation)[1].residuals)
         seen = passage(equation, solution.state)
@@ -285,7 +289,8 @@ class _Study:
             tuple(float(m.value) for m in map.modules() if isinstance(m, SkipWeight)),
             _median_and_largest(self.input_norms),
             _median_and_largest(self.output_norms),
-            tuple(scale.root_mean for scale in self.scales),
+            tuple(moments.root_mean for moments in self.moments),
+            tuple((len(moments.total), moments.effective) for moments in self.moments),
             tuple(kernels),
         )
 
@@ -313,6 +318,36 @@ class _Squares:
     @property
     def root_mean(self) -> float:
         return math.sqrt(self.total / self.count) if self.count else math.nan
+
+
+class _Moments:
+    """Moments of the channels of tensors `(batch, channels, ...)` that are seen one by one."""
+
+    def __init__(self) -> None:
+        self.count, self.total, self.products = 0, torch.zeros(()), torch.zeros(())
+
+    def add(self, t: Tensor) -> None:
+        rows = t.double().movedim(1, -1).flatten(0, -2).cpu()
+        self.count += len(rows)
+        self.total = self.total + rows.sum(0)
+        self.products = self.products + rows.mT @ rows
+
+    @property
+    def root_mean(self) -> float:
+        return math.sqrt(float(self.products.trace()) / (self.count * len(self.total)))
+
+    @property
+    def effective(self) -> float:
+        """`(Σλ)² / Σλ²` of the correlations; of those channels that vary beyond rounding."""
+        mean = self.total / self.count
+        covariance = self.products / self.count - torch.outer(mean, mean)
+        variance = covariance.diag()
+        varies = variance > 1e-12 * self.products.diag() / self.count
+        if not varies.any():
+            return math.nan
+        scale = variance[varies].rsqrt()
+        correlation = scale[:, None] * covariance[varies][:, varies] * scale
+        return float(varies.sum() ** 2 / correlation.square().sum())
 
 
 @contextmanager
