@@ -44,7 +44,7 @@ def test_the_browser_is_opened_unless_told(opteq, monkeypatch):
     result = opteq("show", "digits", "--port", 0)
     assert (result.status, result.err) == (0, "Loading digits …\n")
     assert opened[0] in result.out
-    assert opteq("show", "digits", "--port", 0, "--no_browser").status == 0
+    assert opteq("show", "digits", "--port", 0, "--no-browser").status == 0
     assert len(opened) == 1
 
 
