@@ -311,6 +311,7 @@ class TrainingCLI(LightningCLI):
                 f"{self.run.checkpoint} has already run for --trainer.max_epochs; raise it to go on."
             )
         self._load(tested)
+        rank_zero_info(f"Testing the {tested.stem} checkpoint …")
         (metrics,) = self.trainer.test(**objects, verbose=False)
         if self.trainer.is_global_zero:
             self._write_results(metrics, tested)
@@ -438,6 +439,7 @@ class TrainingCLI(LightningCLI):
         if self.config.fit.report:
             from opteq.evaluation.report import write_report
 
+            rank_zero_info("Writing the report: predictions, certificates, what equilibria are worth …")
             self.outcome += f"; look at {write_report(folder, network, self.facts)}"
         self.outcome += "."
 
