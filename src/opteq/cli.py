@@ -294,7 +294,7 @@ def _export(options: list[str]) -> None:
 
     network, card = load(chosen.run, chosen.trust == "true"), ModelCard.read(chosen.run)
     output = chosen.output or default_output(chosen.run, chosen.format)
-    pixels = check_pixels(card, chosen.images)
+    pixels = check_pixels(card, chosen.images, lambda text: print(f"Skipped: {text}", file=sys.stderr))
     made = export(network, card, pixels, output, chosen.format, chosen.steps, chosen.tol)
     checked = f"{len(pixels)} images" if chosen.images else f"{len(pixels)} images of noise"
     print(

@@ -389,7 +389,12 @@ class TrainingCLI(LightningCLI):
                 earlier = read_config(str(folder / CONFIG))["model"]["learning_rate"]
                 self.model.learning_rate = options.model.learning_rate = earlier
             run = resume_run(folder, self._resolved_config()["model"])
-            rank_zero_info(f"Resuming {folder} after {run.epochs} epochs from {run.checkpoint}.")
+            epochs = "1 epoch" if run.epochs == 1 else f"{run.epochs} epochs"
+            rank_zero_info(
+                f"Resuming {folder} after {epochs} from {run.checkpoint}."
+                if run.checkpoint
+                else f"Beginning {folder} anew: it ended before its first checkpoint."
+            )
         else:
             checkpoint = Path(options.ckpt_path) if options.ckpt_path else None
             if checkpoint and options.find_lr:
