@@ -63,8 +63,9 @@ def _spread(loader: Iterable[Sequence[Tensor]]) -> tuple[Iterable[Sequence[Tenso
 
     Where no image can be had without those before it, the first ones.
     """
-    unordered = not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset)
-    if unordered or not isinstance(loader.dataset, Sized):
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader, count()
+    if not isinstance(loader.dataset, Sized):
         return loader, count()
     total = len(loader.dataset)
     shown = min(SAMPLES, total)
