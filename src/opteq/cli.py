@@ -35,6 +35,7 @@ opteq trains and examines optimization-induced equilibrium models.
 
 `opteq COMMAND --help` says how to use one of them, for example what options change a training.
 `opteq info` prints versions, devices and whether compiled code is used, `opteq --version` the version.
+Names of options are spelt with underscores; dashes in them are taken for underscores.
 """
 
 _FIT_HELP = """\

@@ -181,6 +181,17 @@ class TestResume:
         # Two epochs before, one now.
         assert summary["images_per_second"] * summary["seconds_train"] == pytest.approx(3 * 128, rel=0.1)
 
+    def test_a_run_without_a_checkpoint_begins_anew_and_says_so(
+        self, finished, tiny, opteq, tmp_path, caplog
+    ):
+        folder = tmp_path / "runs" / "tiny"
+        folder.mkdir(parents=True)
+        shutil.copy(finished / "config.yaml", folder)
+        status, _, err = opteq("fit", "--config", tiny, "--run", "tiny", "--ckpt_path", "last")
+        assert status == 0, err
+        assert "Beginning runs/tiny anew: it ended before its first checkpoint." in caplog.text
+        assert len(rows_of(folder / "metrics.csv")) == 2
+
     def test_resumed_equals_uninterrupted_weights_and_optimizer(self, finished, tiny, opteq, tmp_path):
         """A training of no further epochs ends where it was."""
         shutil.copytree(finished, tmp_path / "runs" / "tiny")
