@@ -99,7 +99,7 @@ def test_a_certificate_shows_the_numbers_that_matter(layer, samples):
     shown = {
         "samples": f"{samples}",
         "largest distance": f"{max(found.distance.value.tolist()):.1e} (bound)",
-        "largest contraction": f"{max(found.contraction.value.flatten().tolist()):.4g} (bound)",
+        "largest contraction": f"{max(found.contraction.value.flatten().tolist()):.6g} (bound)",
         "largest residual": f"{max(found.residual.tolist()):.1e}",
     }
     text = ", ".join(f"{name}: {value}" for name, value in shown.items())

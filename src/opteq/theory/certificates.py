@@ -59,7 +59,7 @@ class LayerCertificate:
         return {
             "samples": f"{len(self.residual)}",
             "largest distance": f"{_largest(self.distance.value):.1e} ({self.distance.kind})",
-            "largest contraction": f"{_largest(self.contraction.value):.4g} ({self.contraction.kind})",
+            "largest contraction": f"{_largest(self.contraction.value):.6g} ({self.contraction.kind})",
             "largest residual": residual_text(_largest(self.residual)),
         }
 
