@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 
 from opteq.configs import presets, read_config, resolve_config
 from opteq.errors import ConfigError, OpteqError
+from opteq.evaluation.suites.names import suite_names
 from opteq.interrupts import interrupted
 from opteq.spelling import did_you_mean
+from opteq.system.files import check_folder
 from opteq.system.memory import keep_freed_memory
 from opteq.system.shortage import shortage
 
@@ -33,6 +35,7 @@ opteq trains and examines optimization-induced equilibrium models.
 
 `opteq COMMAND --help` says how to use one of them, for example what options change a training.
 `opteq info` prints versions, devices and whether compiled code is used, `opteq --version` the version.
+Names of options are spelt with underscores; dashes in them are taken for underscores.
 """
 
 _FIT_HELP = """\
@@ -65,7 +68,7 @@ Options change the configuration, wherever they stand:
 
 Classes of your own are named like --model.network.body mine.Body, for one in mine.py of the current folder.
 
-`opteq fit --help-all` lists every option, `--print_config` behind the others the configuration that results.
+`opteq fit --help_all` lists every option, `--print_config` behind the others the configuration that results.
 """
 
 _TEST_HELP = """\
@@ -88,7 +91,7 @@ tables and figures in RUN/evaluation, and goes on where it was stopped.
   --unknown DIR                          ood: a folder of images of other classes
   --data.root DIR                        where the data set is, and every other option of opteq fit
 
-`opteq test --help-all` lists every option.
+`opteq test --help_all` lists every option.
 """
 
 _VALIDATE_HELP = """\
@@ -100,7 +103,7 @@ For example
 
   opteq validate runs/digits --data.batch_size 500
 
-Options are those of opteq fit; `opteq validate --help-all` lists them.
+Options are those of opteq fit; `opteq validate --help_all` lists them.
 """
 
 _HELP_OF = {
@@ -129,13 +132,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Exit status: 0, 2 for a mistake that a sentence on stderr explains, 130 for an interrupt, 141 if
         nobody reads the output any more.
     """
+    given = list(sys.argv[1:] if arguments is None else arguments)
     if arguments is None:
         # So that options can name classes in files of the current folder.
         sys.path.append(os.getcwd())
         # Names of files need not be text that the terminal can show.
         sys.stdout.reconfigure(errors="backslashreplace")  # pyright: ignore[reportAttributeAccessIssue]
     try:
-        _run(list(sys.argv[1:] if arguments is None else arguments))
+        _run(list(map(_with_underscores, given)))
         # Here rather than at exit, where nothing can be done about a reader that has gone.
         sys.stdout.flush()
     except OpteqError as error:
@@ -163,6 +167,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         return interrupted(str(interrupt))
     return 0
+
+
+def _with_underscores(argument: str) -> str:
+    """An option as the parsers spell it: --no-browser is --no_browser; values keep their dashes."""
+    if not argument.startswith("--"):
+        return argument
+    name, equals, value = argument[2:].partition("=")
+    return f"--{name.replace('-', '_')}{equals}{value}"
 
 
 def _run(arguments: list[str]) -> None:
@@ -228,6 +240,8 @@ def _predict(options: list[str]) -> None:
     parser.add_argument("--output", type=Path, help="CSV file to write; RUN/predictions.csv, or -2, -3, …")
     _add_trust(parser)
     chosen = parser.parse_args(options)
+    if not chosen.images.is_file():
+        check_folder(chosen.images)
 
     from opteq.models.loading import ModelCard, load
     from opteq.training.predict import default_output, predict_to_file
@@ -281,7 +295,7 @@ def _export(options: list[str]) -> None:
 
     network, card = load(chosen.run, chosen.trust == "true"), ModelCard.read(chosen.run)
     output = chosen.output or default_output(chosen.run, chosen.format)
-    pixels = check_pixels(card, chosen.images)
+    pixels = check_pixels(card, chosen.images, lambda text: print(f"Skipped: {text}", file=sys.stderr))
     made = export(network, card, pixels, output, chosen.format, chosen.steps, chosen.tol)
     checked = f"{len(pixels)} images" if chosen.images else f"{len(pixels)} images of noise"
     print(
@@ -343,6 +357,8 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
     if options and not options[0].startswith("-"):
         if command == "fit":
             raise ConfigError(f"Expected options after opteq fit; did you mean --config {options[0]}?")
+        if command == "test":
+            _check_suites(options)
         parser = _Parser(prog=f"opteq {command}", add_help=False, allow_abbrev=False)
         parser.add_argument("run", type=Path)
         _add_trust(parser)
@@ -359,10 +375,19 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
 
     # The configuration in the folder of a run is named after the folder.
     name = config.resolve().parent.name if config.name == CONFIG else config.stem
-    options = ["--help" if option == "--help-all" else option for option in options]
+    options = ["--help" if option == "--help_all" else option for option in options]
     outcome = run_command([command, *options], name)
     if outcome:
         print(outcome)
+
+
+def _check_suites(options: list[str]) -> None:
+    """Refuse unknown suites, before the seconds that it takes to be able to run known ones."""
+    parser = _Parser(prog="opteq test", add_help=False, allow_abbrev=False)
+    parser.add_argument("--suite")
+    suite = parser.parse_known_args(options)[0].suite
+    if suite is not None:
+        suite_names(suite)
 
 
 def _add_trust(parser: ArgumentParser) -> None:

@@ -24,7 +24,10 @@ _FEW = 8
 
 
 class Described:
-    """Prints a dataclass with the shapes of its tensors, and with their numbers where these are few."""
+    """Prints a dataclass with the shapes of its tensors, and with their numbers where these are few.
+
+    Of many samples the range of a number is printed.
+    """
 
     __slots__ = ()
 
@@ -39,7 +42,11 @@ def _described(value: object) -> str:
         return f"({', '.join(map(_described, value))})"
     if not isinstance(value, Tensor) or value.numel() <= _FEW:
         return repr(value)
-    return f"tensor of shape {tuple(value.shape)}, {value.dtype}"
+    text = f"tensor of shape {tuple(value.shape)}, {value.dtype}"
+    if value.dim() > 1 or value.dtype == torch.bool:
+        return text
+    # A number for each sample.
+    return f"{text}, from {value.min().item():.3g} to {value.max().item():.3g}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -40,8 +40,8 @@ def run(tiny, tmp_path_factory):
         (["fit", "--config", "my.yaml"], f"presets are {', '.join(sorted(p.name for p in presets()))}."),
         (["test", "--config", "digits"], "name a run (opteq test runs/digits) or a checkpoint"),
         (["validate", "nowhere"], "nowhere is not the folder of a run"),
-        (["predict", "nowhere", "images"], "nowhere holds no trained model"),
-        (["predict", "digts", "images"], "digts holds no trained model (model.json); did you mean digits?"),
+        (["predict", "nowhere", "."], "nowhere holds no trained model"),
+        (["predict", "digts", "."], "digts holds no trained model (model.json); did you mean digits?"),
         (["predict", "--config", "digits", "--images", "x"], "opteq predict needs a trained model"),
         (
             ["fit", "--config", "digits", "--ckpt_path", "last"],

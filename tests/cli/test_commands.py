@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits
 
 from opteq.cli import main
 from opteq.configs import presets
-from opteq.evaluation.suites.run import SUITES
+from opteq.evaluation.suites.names import SUITES
 from opteq.models.loading import load
 from opteq.solvers.picard import Picard
 from opteq.training.checkpoints import AtomicCheckpointIO, read_checkpoint
@@ -158,6 +158,10 @@ class TestFit:
     def test_says_where_the_results_are_and_nothing_of_other_products(self, tiny, opteq, caplog):
         _, out, err = opteq("fit", "--config", tiny, "--trainer.max_epochs", 1)
         assert "look at runs/tiny/report.html" in out
+        assert [record.getMessage() for record in caplog.records][-2:] == [
+            "Testing the best checkpoint …",
+            "Writing the report: predictions, certificates, what equilibria are worth …",
+        ]
         for noise in ("💡", "litlogger", "GPU available", "does not have many workers"):
             assert noise not in out + err + caplog.text
 
@@ -176,6 +180,17 @@ class TestResume:
         summary = json.loads((tmp_path / "runs" / "tiny" / "summary.json").read_text())
         # Two epochs before, one now.
         assert summary["images_per_second"] * summary["seconds_train"] == pytest.approx(3 * 128, rel=0.1)
+
+    def test_a_run_without_a_checkpoint_begins_anew_and_says_so(
+        self, finished, tiny, opteq, tmp_path, caplog
+    ):
+        folder = tmp_path / "runs" / "tiny"
+        folder.mkdir(parents=True)
+        shutil.copy(finished / "config.yaml", folder)
+        status, _, err = opteq("fit", "--config", tiny, "--run", "tiny", "--ckpt_path", "last")
+        assert status == 0, err
+        assert "Beginning runs/tiny anew: it ended before its first checkpoint." in caplog.text
+        assert len(rows_of(folder / "metrics.csv")) == 2
 
     def test_resumed_equals_uninterrupted_weights_and_optimizer(self, finished, tiny, opteq, tmp_path):
         """A training of no further epochs ends where it was."""
@@ -436,7 +451,7 @@ class TestHelp:
         status, out, _ = opteq(command, flag)
         assert status == 0
         assert f"\n  opteq {command} " in out
-        assert f"`opteq {command} --help-all` lists" in out
+        assert f"`opteq {command} --help_all` lists" in out
         assert "opteq presets    " not in out
         assert max(map(len, out.splitlines())) <= 110
 
@@ -463,7 +478,7 @@ class TestHelp:
     def test_the_options_of_suites_are_told(self, opteq, capsys):
         _, out, _ = opteq("test", "--help")
         with pytest.raises(SystemExit):
-            opteq("test", "--help-all")
+            opteq("test", "--help_all")
         known = capsys.readouterr().out
         named = re.findall(r"^  (--\w+) ", out, re.MULTILINE)
         assert len(named) == 5
@@ -475,7 +490,16 @@ class TestHelp:
 
     @pytest.mark.parametrize(
         "arguments",
-        [[], ["--help"], ["--version"], ["presets"], ["reproduce", "--list"], ["fit", "--config", "digitz"]],
+        [
+            [],
+            ["--help"],
+            ["--version"],
+            ["presets"],
+            ["reproduce", "--list"],
+            ["fit", "--config", "digitz"],
+            ["test", "run", "--suite", "attaks"],
+            ["predict", "digits", "nowhere"],
+        ],
     )
     def test_what_needs_no_torch_does_not_wait_for_it(self, arguments):
         code = (
@@ -484,6 +508,14 @@ class TestHelp:
         )
         result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert result.stdout.splitlines()[-1] == "[]"
+
+    def test_dashes_in_the_names_of_options_are_underscores(self, opteq, capsys):
+        options = ["--trainer.max-epochs=7", "--runs-dir", "a-b", "--print-config"]
+        with pytest.raises(SystemExit) as end:
+            opteq("fit", "--config", "cifar10-small", *options)
+        assert end.value.code == 0
+        config = yaml.safe_load(capsys.readouterr().out)
+        assert (config["trainer"]["max_epochs"], config["runs_dir"]) == (7, "a-b")
 
     def test_help_all_lists_the_options(self, opteq, capsys):
         with pytest.raises(SystemExit) as end:

@@ -9,7 +9,9 @@ import sys
 import urllib.request
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from opteq.models.loading import folder_of
 from opteq.show.loading import open_viewer
@@ -44,7 +46,7 @@ def test_the_browser_is_opened_unless_told(opteq, monkeypatch):
     result = opteq("show", "digits", "--port", 0)
     assert (result.status, result.err) == (0, "Loading digits …\n")
     assert opened[0] in result.out
-    assert opteq("show", "digits", "--port", 0, "--no_browser").status == 0
+    assert opteq("show", "digits", "--port", 0, "--no-browser").status == 0
     assert len(opened) == 1
 
 
@@ -63,6 +65,21 @@ def test_a_run_without_its_data_can_be_looked_at_all_the_same(tmp_path):
     assert (shown["title"], shown["absent"], len(shown["images"])) == ("mine", "", 24)
     (folder / "config.yaml").write_text("data: {class_path: mine.Data}\n")
     assert "mine.Data" in open_viewer(folder).describe()["absent"]
+
+
+def test_images_of_all_classes_can_be_chosen(tmp_path):
+    run = tmp_path / "mine"
+    shutil.copytree(folder_of("digits"), run)
+    for name in "0123456789":
+        folder = tmp_path / "images" / "test" / name
+        folder.mkdir(parents=True)
+        for i in range(5):
+            Image.fromarray(np.full((8, 8), 25 * i, np.uint8)).save(folder / f"{i}.png")
+    config = {"class_path": "opteq.data.folder.ImageFolder", "init_args": {"root": f"{tmp_path / 'images'}"}}
+    (run / "config.yaml").write_text(json.dumps({"data": config}))
+    names = [image["name"] for image in open_viewer(run).describe()["images"]]
+    numbers = [i * 50 // 24 for i in range(24)]
+    assert names == [f"test image {number + 1}, {number // 5}" for number in numbers]
 
 
 @pytest.mark.parametrize(("name", "images"), [("connected", 24), ("cifar10-176k", 0)])

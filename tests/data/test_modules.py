@@ -359,11 +359,19 @@ class TestImageFolder:
         with pytest.raises(ConfigError, match=r"val does not exist"):
             ImageFolder(root, image_size=8).setup("fit")
 
-    def test_files_of_other_kinds_are_told_of(self, folders, tmp_path, caplog):
+    @pytest.mark.parametrize("in_channels", [None, 3])
+    def test_files_of_other_kinds_are_told_of_once(self, folders, tmp_path, caplog, in_channels):
         root = folders(train=("ab", 10), test=("ab", 3))
-        (tmp_path / "train" / "a" / "10.heic").touch()
-        prepared(ImageFolder(root, image_size=8))
-        assert f"1 of 11 files in {root}/train/a are not named like images (.heic)" in caplog.text
+        for name in ("a/10.heic", "a/11.gif", "b/12.gif"):
+            (tmp_path / "train" / name).touch()
+        (tmp_path / "test" / "b" / "Thumbs.db").touch()
+        data = prepared(ImageFolder(root, image_size=8, in_channels=in_channels))
+        data.read("train")
+        read = "only images ending in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp are read."
+        assert [record.getMessage() for record in caplog.records] == [
+            f"3 of 23 files in {root}/train are left out (.gif, .heic): {read}",
+            f"1 of 7 files in {root}/test is left out (.db): {read}",
+        ]
 
     def test_grey_images_have_one_channel_where_all_training_images_do(self, folders, tmp_path, rng):
         root = folders(train=("ab", 10), test=("ab", 3))

@@ -213,7 +213,7 @@ def test_what_did_not_change_is_a_sentence(run, network, data):
         "epoch,step,train_loss,val_accuracy,val_unconverged\n0,9,2.0,0.5,0\n1,19,1.0,0.5,0\n"
     )
     shown = Page(write_report(run, network, data))
-    assert "Accuracy was 50.00% throughout. Unconverged was 0 throughout." in shown.text
+    assert "Accuracy: 50.00% throughout. Unconverged solves: 0 throughout." in shown.text
     assert shown.tags.count("svg") == 11
 
 
@@ -281,6 +281,29 @@ def test_figures_are_in_the_colours_of_the_page(look):
         light, contrast = ground_and_lines(**media)
         assert light == 255
         assert contrast > 150
+
+
+def test_a_confusion_matrix_is_dark_on_a_dark_page(look):
+    matrix = look(1400, color_scheme="dark").locator("figure", has_text="Confusion matrix")
+    assert (pixels_of(matrix) > 150).mean() < 0.05
+
+
+def test_labels_are_as_large_on_a_phone_as_elsewhere(look):
+    page = look(390)
+    pictures = page.locator("figure.wide svg")
+    assert page.locator("figure.wide", has_text="Confusion matrix").count() == 1
+    for picture in pictures.all():
+        # What is drawn in points is shown in as many, of which three are four pixels.
+        width = float(picture.get_attribute("width").removesuffix("pt"))
+        assert picture.bounding_box()["width"] == pytest.approx(width * 4 / 3, rel=0.01)
+
+
+def test_the_page_says_what_its_residuals_are(run, network, data):
+    (run / "metrics.csv").write_text("epoch,step,train_residual_max\n0,9,1e-3\n1,19,2e-4\n")
+    html = write_report(run, network, data).read_text(encoding="utf-8")
+    assert "Largest relative residual ‖T(z) - z‖ / ‖T(z)‖, without unit, that a solve ended with" in html
+    assert "in float64, for a few test images" in html
+    assert "in the precision that the network has" in html
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

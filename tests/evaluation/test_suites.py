@@ -14,7 +14,8 @@ from opteq.data.segmentation import SegmentationFolder
 from opteq.errors import ConfigError
 from opteq.evaluation.saliency import grad_cam
 from opteq.evaluation.suites.case import SuiteOptions
-from opteq.evaluation.suites.run import run_suites, suite_names
+from opteq.evaluation.suites.names import suite_names
+from opteq.evaluation.suites.run import run_suites
 from opteq.layer import EquilibriumLayer
 from opteq.maps.optequnit import OptEqUnit
 from opteq.operators.conv import Conv2d

@@ -11,6 +11,7 @@ import torch
 import opteq.evaluation.record as records
 from opteq.errors import ConfigError
 from opteq.evaluation.branchstudy import BranchRecord
+from opteq.evaluation.equilibriumreport import worth
 from opteq.evaluation.equilibriumstudy import STEPS, EquilibriumRecord, LayerRecord
 from opteq.evaluation.scores import reliability
 from opteq.evaluation.trace import Traces
@@ -102,6 +103,9 @@ def test_confusion_shows_counts_and_shares_of_the_true_class():
     assert counts == {(0, 0): "8", (1, 0): "2", (1, 1): "5"}
     (share,) = figure.axes[0].get_images()
     np.testing.assert_allclose(share.get_array(), [[0.8, 0.2, 0], [0, 1, 0], [0, 0, 0]])
+    # Nothing is drawn where there is nothing: the page may be light or dark.
+    assert share.to_rgba(0.0)[3] == 0
+    assert share.to_rgba(1.0)[3] == 1
 
 
 @pytest.mark.parametrize("classes", [1, 2, 30, 120])
@@ -288,6 +292,20 @@ def test_accuracy_is_drawn_against_the_iterations_and_the_equilibrium():
     flat = dataclasses.replace(record, accuracy=(0.989,) * 6, full_accuracy=0.99)
     low, high = draw_accuracy(flat).axes[0].get_ylim()
     assert high - low > 0.01
+
+
+@pytest.mark.spec("R7.9")
+@pytest.mark.parametrize(
+    ("first", "full", "sentence"),
+    [
+        (0.2, 0.675, "with the equilibrium 67.50%: iterating to the end gains 47.50 percentage points."),
+        (0.7, 0.675, "with the equilibrium 67.50%: iterating to the end loses 2.50 percentage points."),
+        (0.675, 0.675, "with the equilibrium 67.50%: as many, iterated to the end or not."),
+    ],
+)
+def test_the_section_says_what_iterating_does_to_the_accuracy(first, full, sentence):
+    record = dataclasses.replace(make_worth(), accuracy=(first,) * 6, full_accuracy=full)
+    assert sentence in worth(record)
 
 
 @pytest.mark.spec("R7.9")

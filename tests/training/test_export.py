@@ -5,6 +5,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from sklearn.datasets import load_digits
 
 import opteq
@@ -17,7 +18,7 @@ from opteq.models.heads import Head
 from opteq.models.loading import ModelCard
 from opteq.models.stems import ConvStem
 from opteq.operators.norms.orthogonal import Orthogonal
-from opteq.training.export import export
+from opteq.training.export import check_pixels, export
 
 onnxruntime = pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
@@ -128,6 +129,21 @@ def test_the_number_of_iterations_may_be_given(tmp_path):
         once = layer.map.bind(c)(torch.zeros_like(layer(c)))
         torch.testing.assert_close(run(path, pixels), network.head(once), rtol=1e-5, atol=1e-6)
     assert made.steps == 1
+
+
+def test_images_to_check_with_that_cannot_be_read_are_skipped(tmp_path):
+    levels = np.arange(64, dtype=np.uint8).reshape(8, 8)
+    Image.fromarray(levels).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes(b"no image")
+    (tmp_path / "c.gif").touch()
+    told = []
+    pixels = check_pixels(card(None), tmp_path, told.append)
+    np.testing.assert_allclose(pixels.numpy(), levels[None, None] / 255, rtol=1e-6)
+    assert "1 of 3 files in" in told[0]
+    assert "b.png" in told[1]
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(ConfigError, match=r"None of the images in .* could be read"):
+        check_pixels(card(None), tmp_path, told.append)
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):

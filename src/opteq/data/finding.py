@@ -1,16 +1,21 @@
 """Image files in folders, and the others there."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lightning_utilities.core.rank_zero import rank_zero_info
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from opteq.errors import ConfigError
+from opteq.system.files import check_folder
+
+Tell = Callable[[str], None]
+
+_READ = f"ending in {', '.join(IMG_EXTENSIONS)}"
 
 
-def find_images(folder: Path, tell: Callable[[str], None] = rank_zero_info) -> list[Path]:
+def find_images(folder: Path, tell: Tell = rank_zero_info) -> list[Path]:
     """List the image files in a folder and the folders inside it, sorted.
 
     Links are followed. Hidden files and folders, such as `.ipynb_checkpoints`, are left out.
@@ -22,25 +27,41 @@ def find_images(folder: Path, tell: Callable[[str], None] = rank_zero_info) -> l
     Raises:
         ConfigError: The folder does not exist or holds no image.
     """
-    if not folder.is_dir():
-        raise ConfigError(f"The folder {folder} does not exist.")
-    files = [Path(path) for path in sorted(_visible_files(folder), key=lambda path: path.split(os.sep))]
-    images = [path for path in files if path.suffix.lower() in IMG_EXTENSIONS]
-    if not images:
-        raise ConfigError(f"The folder {folder} holds no images ({', '.join(IMG_EXTENSIONS)}).")
-    if len(images) < len(files):
-        known = set(images)
-        others = sorted({path.suffix or path.name for path in files if path not in known})
-        tell(
-            f"{len(files) - len(images)} of {len(files)} files in {folder} are not named like images"
-            f" ({', '.join(others)}); those that are end in {', '.join(IMG_EXTENSIONS)}."
-        )
+    (images,) = find_images_of([folder], folder, tell)
     return images
+
+
+def find_images_of(parts: Sequence[Path], whole: Path, tell: Tell = rank_zero_info) -> list[list[Path]]:
+    """What `find_images` lists for each of several folders, with one sentence about them as a `whole`."""
+    found, others = [], []
+    for folder in parts:
+        check_folder(folder)
+        images, rest = _sorted_out(folder)
+        if not images:
+            raise ConfigError(f"The folder {folder} holds no images {_READ}.")
+        found.append(images)
+        others += rest
+    if others:
+        count = sum(map(len, found)) + len(others)
+        kinds = ", ".join(sorted({path.suffix or path.name for path in others}))
+        are = "is" if len(others) == 1 else "are"
+        left_out = f"{len(others)} of {count} files in {whole} {are} left out ({kinds})"
+        tell(f"{left_out}: only images {_READ} are read.")
+    return found
 
 
 def shown(name: str) -> bool:
     """Whether a file or folder of that name is not hidden."""
     return not name.startswith(".")
+
+
+def _sorted_out(folder: Path) -> tuple[list[Path], list[Path]]:
+    """The files that are named like images, and the others."""
+    images, others = [], []
+    for path in sorted(_visible_files(folder), key=lambda path: path.split(os.sep)):
+        file = Path(path)
+        (images if file.suffix.lower() in IMG_EXTENSIONS else others).append(file)
+    return images, others
 
 
 def _visible_files(folder: Path) -> list[str]:

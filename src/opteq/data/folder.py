@@ -6,7 +6,7 @@ from typing import Any, Literal
 import torch
 
 from opteq.data.base import ImageDataModule
-from opteq.data.finding import find_images, shown
+from opteq.data.finding import find_images_of, shown
 from opteq.data.images import FileImages, channels_of, check_channels
 from opteq.data.preprocess import IMAGENET, IMAGENET_GREY
 from opteq.errors import ConfigError
@@ -41,6 +41,8 @@ class ImageFolder(ImageDataModule):
         self.all_classes = ()
         check_channels(in_channels)
         self._channels = in_channels
+        # By the folder: what is found there is told once.
+        self._found: dict[Path, dict[str, list[Path]]] = {}
 
     @property
     def title(self) -> str:
@@ -67,13 +69,19 @@ class ImageFolder(ImageDataModule):
 
     def _files(self, folder: Path) -> dict[str, list[Path]]:
         """The images of each class."""
+        if folder not in self._found:
+            self._found[folder] = self._find(folder)
+        return self._found[folder]
+
+    def _find(self, folder: Path) -> dict[str, list[Path]]:
         if not folder.is_dir():
             raise ConfigError(
                 f"Expected image folders {self.root}/train/CLASS and {self.root}/test/CLASS (or val), but "
                 f"{folder} does not exist; name the folder that holds them with --data.root."
             )
         classes = sorted(path for path in folder.iterdir() if path.is_dir() and shown(path.name))
-        files = {readable(path.name): find_images(path) for path in classes}
+        names = [readable(path.name) for path in classes]
+        files = dict(zip(names, find_images_of(classes, folder), strict=True))
         if len(files) < len(classes):
             raise ConfigError(f"Two folders in {folder} have one name, in UTF-8 and Latin-1; rename one.")
         if not files:

@@ -102,6 +102,8 @@ class SegmentationFolder(SegmentationDataModule):
         self.all_classes = tuple(names or ())
         self.ignore_index = ignore_index
         self._channels = in_channels
+        # By the split: what is found there is told once.
+        self._found: dict[str, tuple[list[Path], list[Path]]] = {}
 
     @property
     def title(self) -> str:
@@ -130,6 +132,12 @@ class SegmentationFolder(SegmentationDataModule):
         return next((folder for folder in folders if folder.is_dir()), None)
 
     def _files(self, split: str) -> tuple[list[Path], list[Path]]:
+        """The images of a split and their masks."""
+        if split not in self._found:
+            self._found[split] = self._find(split)
+        return self._found[split]
+
+    def _find(self, split: str) -> tuple[list[Path], list[Path]]:
         images_folder, masks_folder = (self._folder(part, split) for part in ("images", "masks"))
         if images_folder is None or masks_folder is None:
             part = "images" if images_folder is None else "masks"

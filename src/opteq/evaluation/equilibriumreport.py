@@ -29,17 +29,24 @@ def tables(record: EquilibriumRecord) -> list[Table]:
 
 def worth(record: EquilibriumRecord) -> str:
     """The section of the report."""
-    lost = record.full_accuracy - record.accuracy[0]
     explanation = (
         f"With one evaluation of the map in place of every equilibrium {record.accuracy[0]:.2%} of the"
         f" answers on {record.samples:,} test images are right, with the equilibrium"
-        f" {record.full_accuracy:.2%}: it is worth {100 * lost:.2f} points of accuracy."
+        f" {record.full_accuracy:.2%}: {_difference(record.full_accuracy - record.accuracy[0])}."
     )
     pictures = [image(figure, text) for _, figure, text in figures(record)]
     numbers = [table(t.title, t.header, t.rows) for t in tables(record)]
     return section(
         "What the equilibrium is worth", explanation, side_by_side(*pictures), side_by_side(*numbers)
     )
+
+
+def _difference(accuracy: float) -> str:
+    """What iterating to the end does to the accuracy."""
+    points = f"{100 * abs(accuracy):.2f}"
+    if float(points) == 0:
+        return "as many, iterated to the end or not"
+    return f"iterating to the end {'gains' if accuracy > 0 else 'loses'} {points} percentage points"
 
 
 def as_json(record: EquilibriumRecord) -> dict[str, Any]:
@@ -58,8 +65,8 @@ def figures(record: EquilibriumRecord) -> list[tuple[str, Figure, str]]:
     """The pictures: what they are called, and their captions."""
     accuracy = "Accuracy with K plain iterations z ← T(z) in place of the equilibrium."
     residual = (
-        "Relative residual along the plain iteration: median over test images, and the range between the 10th"
-        " and the 90th percentile."
+        "Relative residual along the plain iteration in the precision that the network has: median over the"
+        " test images, and the range between the 10th and the 90th percentile."
     )
     found = [
         ("accuracy", draw_accuracy(record), accuracy),

@@ -48,16 +48,17 @@ figcaption { font-size: 13px; margin-top: 8px; max-width: 90ch; }
   .row { flex-direction: column; }
   .row > * { max-width: 100%; }
   figure.wide { overflow-x: auto; }
-  figure.wide svg { width: 600px; max-width: none; }
+  figure.wide svg { max-width: none; }
   figure.wide figcaption { position: sticky; left: 0; } }
 /* A caption in a row takes the width of its picture instead of widening the card. */
 .row figcaption { width: 0; min-width: 100%; }
-/* A shade at the side where what scrolls goes on; what moves along covers it at the ends. */
+/* A shade at the side where what scrolls goes on, too narrow to lie on what is read there; what moves along
+   covers it at the ends. */
 .table, figure.wide { background:
-    linear-gradient(to right, var(--card) 40%, transparent) left / 56px 100% local,
-    linear-gradient(to left, var(--card) 40%, transparent) right / 56px 100% local,
-    linear-gradient(to right, var(--shade), transparent) left / 22px 100% scroll,
-    linear-gradient(to left, var(--shade), transparent) right / 22px 100% scroll,
+    linear-gradient(to right, var(--card) 40%, transparent) left / 30px 100% local,
+    linear-gradient(to left, var(--card) 40%, transparent) right / 30px 100% local,
+    linear-gradient(to right, var(--shade), transparent) left / 10px 100% scroll,
+    linear-gradient(to left, var(--shade), transparent) right / 10px 100% scroll,
     var(--card); background-repeat: no-repeat; }
 .table { width: fit-content; max-width: 100%; overflow-x: auto; margin: 12px 0 0;
   padding: 10px 16px 12px; border: 1px solid var(--line); border-radius: 10px; }
@@ -65,6 +66,7 @@ table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabula
 h3 { font-size: 13px; margin: 0 0 4px; }
 th, td { padding: 3px 0 3px 18px; text-align: right; white-space: nowrap; }
 th { color: var(--soft); font-weight: 400; }
+@media (max-width: 640px) { th, td { padding-left: 11px; } }
 th:first-child, td:first-child { padding-left: 0; text-align: left; }
 td:first-child { white-space: normal; min-width: 8em; }
 .facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
@@ -86,7 +88,7 @@ footer { margin-top: 44px; border-top: 1px solid var(--line); padding-top: 10px;
 
 
 # Pixels from which a picture no longer fits a phone at a size that can be read.
-_PHONE = 600
+_PHONE = 420
 
 
 def page(title: str, subtitle: str, parts: Iterable[str], footer: str) -> str:

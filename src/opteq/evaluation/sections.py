@@ -16,7 +16,7 @@ from opteq.evaluation.trace import Traces
 from opteq.plots.convergence import draw_objective, draw_residual
 from opteq.plots.equilibria import draw_equilibria
 from opteq.plots.patchweights import draw_attention
-from opteq.plots.training import Curve, draw_curves, is_share
+from opteq.plots.training import Curve, draw_curves, is_share, spoken
 from opteq.results import residual_text
 from opteq.system.files import read_json
 
@@ -78,7 +78,10 @@ def _duration(seconds: float) -> str:
 
 def training(path: Path) -> str:
     """The training curves in a `metrics.csv`."""
-    heading, explanation = "Training", "Each point is the mean over one epoch."
+    heading, explanation = (
+        "Training",
+        "Each point stands for one epoch, for its mean unless it says otherwise.",
+    )
     if not path.exists():
         return section(heading, "", missing("metrics.csv is missing: there are no curves to draw."))
     panels = read_curves(path)
@@ -88,12 +91,12 @@ def training(path: Path) -> str:
         quantity: value for quantity, curves in panels.items() if (value := _constant(curves)) is not None
     }
     pictures = [
-        image(draw_curves(quantity, curves), f"{_spoken(quantity).capitalize()}, epoch by epoch.")
+        image(draw_curves(quantity, curves), f"{_meaning(quantity)}, epoch by epoch.")
         for quantity, curves in panels.items()
         if quantity not in flat
     ]
     sentences = [
-        f"{_spoken(quantity).capitalize()} was {f'{value:.2%}' if is_share(quantity) else f'{value:g}'}"
+        f"{spoken(quantity).capitalize()}: {f'{value:.2%}' if is_share(quantity) else f'{value:g}'}"
         " throughout."
         for quantity, value in flat.items()
     ]
@@ -106,8 +109,16 @@ def _constant(curves: Mapping[str, Curve]) -> float | None:
     return values.pop() if len(values) == 1 else None
 
 
-def _spoken(quantity: str) -> str:
-    return quantity.replace("_", " ")
+# What a name does not say of itself.
+_MEANINGS = {
+    "residual_max": "Largest relative residual ‖T(z) - z‖ / ‖T(z)‖, without unit, that a solve ended with",
+    "solver_steps": "Solver steps, the evaluations of the map that an image takes",
+    "unconverged": "Unconverged solves, the number of images that missed the tolerance",
+}
+
+
+def _meaning(quantity: str) -> str:
+    return _MEANINGS.get(quantity, spoken(quantity).capitalize())
 
 
 def equilibria(traces: Traces) -> str:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.colors import PowerNorm
+from matplotlib.colors import LinearSegmentedColormap, PowerNorm, to_rgba
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 from numpy.typing import NDArray
 
-from opteq.plots.style import literal, new_figure, styled
+from opteq.plots.style import BLUE, TEXT, literal, new_figure, styled
 
 # Beyond these numbers of classes, counts and then names would be too small to read.
 _MOST_COUNTS = 15
@@ -18,6 +18,10 @@ _MOST_NAMES = 40
 # Letters of a name, and inches that one takes beside the matrix.
 _LONGEST_NAME = 32
 _LETTER = 0.07
+# From the ground of the page, light or dark, to blue.
+_SHARES = LinearSegmentedColormap.from_list("shares", [to_rgba(BLUE, 0), to_rgba(BLUE)])
+# The share from which white is easier to read on it than dark letters are on a light page.
+_DARK = 0.7
 
 
 @styled
@@ -36,8 +40,8 @@ def draw_confusion(confusion: NDArray[np.int64], class_names: Sequence[str]) -> 
     room = _LETTER * max(map(len, names)) if classes <= _MOST_NAMES else 0.0
     figure = new_figure(side + room + 0.9, side + room)
     axes = figure.add_subplot()
-    # The square root brings out the rare mistakes, which a linear scale would show as white.
-    picture = axes.imshow(share, cmap="Blues", norm=PowerNorm(0.5, vmin=0, vmax=1))
+    # The square root brings out the rare mistakes, which a linear scale would not show.
+    picture = axes.imshow(share, cmap=_SHARES, norm=PowerNorm(0.5, vmin=0, vmax=1))
     axes.grid(visible=False)
     axes.set_xlabel("predicted class")
     axes.set_ylabel("true class")
@@ -56,7 +60,7 @@ def draw_confusion(confusion: NDArray[np.int64], class_names: Sequence[str]) -> 
                 ha="center",
                 va="center",
                 fontsize=7,
-                color="white" if share[row, column] > 0.3 else "#1F2937",
+                color="white" if share[row, column] > _DARK else TEXT,
             )
     bar = figure.colorbar(picture, ax=axes, shrink=0.8, ticks=[0, 0.02, 0.1, 0.25, 0.5, 1])
     bar.ax.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

@@ -22,7 +22,9 @@ def draw_residual(residual: NDArray[np.float64], tolerance: float) -> Figure:
         tolerance: at which a solve ends; NaN for a layer that has none.
     """
     figure = new_figure(4.2, 3.0)
-    residual_panel(figure.add_subplot(), residual, tolerance)
+    axes = figure.add_subplot()
+    residual_panel(axes, residual, tolerance)
+    axes.set_title("Residual in float64")
     return figure
 
 

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B7280"
 SEQUENTIAL = "cividis"
-_TEXT, _LABEL, _FRAME, _GRID = "#111827", "#374151", "#9CA3AF", "#E5E7EB"
+TEXT, _LABEL, _FRAME, _GRID = "#111827", "#374151", "#9CA3AF", "#E5E7EB"
 # The colours that a page may change, by the names of its variables; those of data hold on any ground.
 _VARIABLES = {
-    _TEXT: "--text",
+    TEXT: "--text",
     _LABEL: "--label",
     _FRAME: "--frame",
     _GRID: "--grid",
@@ -62,7 +62,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1.8,
     "savefig.facecolor": "white",
     "svg.hashsalt": "opteq",
-    "text.color": _TEXT,
+    "text.color": TEXT,
     "xtick.color": GREY,
     "xtick.labelsize": 8,
     "ytick.color": GREY,

@@ -16,6 +16,11 @@ Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 _COLOURS = {"train": BLUE, "val": ORANGE, "": GREY}
 _STAGES = {"train": "training", "val": "validation", "": ""}
+_SPOKEN = {
+    "residual_max": "largest residual",
+    "unconverged": "unconverged solves",
+    "adjoint_unconverged": "unconverged adjoint solves",
+}
 _SHARES = ("mIoU", "mAcc", "aAcc")
 
 
@@ -36,7 +41,7 @@ def draw_curves(quantity: str, curves: Mapping[str, Curve]) -> Figure:
         line.set(label=_STAGES[stage])
         # Not cut in half where it runs along the frame.
         line.set_clip_on(False)
-    axes.set_title(quantity.replace("_", " "))
+    axes.set_title(spoken(quantity))
     axes.set_xlabel("epoch")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
     everything = np.concatenate([values for _, values in curves.values()])
@@ -61,6 +66,11 @@ def draw_rates(rates: NDArray[np.float64], losses: NDArray[np.float64], chosen: 
     axes.set(title="Range test", xlabel="learning rate", ylabel="loss, smoothed", xscale="log")
     axes.legend()
     return figure
+
+
+def spoken(quantity: str) -> str:
+    """A quantity as a reader calls it."""
+    return _SPOKEN.get(quantity, quantity.replace("_", " "))
 
 
 def is_share(quantity: str) -> bool:

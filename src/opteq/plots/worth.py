@@ -51,7 +51,7 @@ def draw_residuals(layers: Sequence[LayerRecord]) -> Figure:
         axes.fill_between(iterations, low, high, color=colour, alpha=0.15, linewidth=0)
     on_decades(axes, np.concatenate([layer.residual for layer in layers]))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set(title="Residual", xlabel="iteration", ylabel="‖T(z) - z‖ / ‖T(z)‖")
+    axes.set(title="Residual over the test set", xlabel="plain iteration", ylabel="‖T(z) - z‖ / ‖T(z)‖")
     if len(layers) > 1:
         axes.legend()
     return figure

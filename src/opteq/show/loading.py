@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from opteq.configs import read_config
 from opteq.data.facts import Facts
@@ -51,11 +52,26 @@ def _test_images(run: Path, trust: bool) -> Iterator[Sample]:
     data.prepare_data()
     data.setup("test")
     facts = Facts(data, "test")
-    number = 0
-    for images, labels in facts.test_dataloader():
-        for image, label in zip(images, labels, strict=True):
-            number += 1
-            yield Sample(image[None], _name(number, label, facts), label)
+    loader, places = _spread(facts.test_dataloader())
+    rows = (row for images, labels in loader for row in zip(images, labels, strict=True))
+    for place, (image, label) in zip(places, rows, strict=False):
+        yield Sample(image[None], _name(place + 1, label, facts), label)
+
+
+def _spread(loader: Iterable[Sequence[Tensor]]) -> tuple[Iterable[Sequence[Tensor]], Iterable[int]]:
+    """Batches of images spread evenly over a test set, which often has its classes in turn, and their places.
+
+    Where no image can be had without those before it, the first ones.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader, count()
+    if not isinstance(loader.dataset, Sized):
+        return loader, count()
+    total = len(loader.dataset)
+    shown = min(SAMPLES, total)
+    places = [i * total // shown for i in range(shown)]
+    chosen = Subset(loader.dataset, places)
+    return DataLoader(chosen, batch_size=SAMPLES, collate_fn=loader.collate_fn), places
 
 
 def _name(number: int, label: Tensor, facts: Facts) -> str:

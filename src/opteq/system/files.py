@@ -19,6 +19,12 @@ def readable(name: str) -> str:
         return encoded.decode("latin-1")
 
 
+def check_folder(folder: Path) -> None:
+    """Raise a `ConfigError` unless there is such a folder."""
+    if not folder.is_dir():
+        raise ConfigError(f"The folder {folder} does not exist.")
+
+
 @contextmanager
 def write_beside(path: Path) -> Iterator[BinaryIO]:
     """Open a file beside `path` that takes its place once it is complete and on the disk.

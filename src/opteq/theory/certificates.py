@@ -9,7 +9,8 @@ from torch import Tensor
 
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
-from opteq.results import Certificate, Described, State, distance, map_state, norm
+from opteq.notebook import html_table
+from opteq.results import Certificate, State, distance, map_state, norm, residual_text
 from opteq.solvers.anderson import Anderson
 from opteq.solvers.base import solve_fixed_point
 from opteq.theory.arguments import expect_layer
@@ -21,7 +22,7 @@ _REFERENCE = Anderson(tol=1e-12, max_steps=2000)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class LayerCertificate(Described):
+class LayerCertificate:
     """What is known about the equilibria of one batch; every number is per sample, in float64.
 
     Attributes:
@@ -45,6 +46,26 @@ class LayerCertificate(Described):
     distance_to_reference: Certificate
     objective: Tensor | None
     objective_at_reference: Tensor | None
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{name}: {text}" for name, text in self._rows().items())
+        return f"{type(self).__name__}({rows})"
+
+    def _repr_html_(self) -> str:
+        return html_table("Certificate", self._rows())
+
+    def _rows(self) -> dict[str, str]:
+        """What a reader looks for first, for the sample of which it is largest."""
+        return {
+            "samples": f"{len(self.residual)}",
+            "largest distance": f"{_largest(self.distance.value):.1e} ({self.distance.kind})",
+            "largest contraction": f"{_largest(self.contraction.value):.6g} ({self.contraction.kind})",
+            "largest residual": residual_text(_largest(self.residual)),
+        }
+
+
+def _largest(values: Tensor) -> float:
+    return values.max().item() if values.numel() else 0.0
 
 
 @torch.no_grad()

@@ -311,6 +311,7 @@ class TrainingCLI(LightningCLI):
                 f"{self.run.checkpoint} has already run for --trainer.max_epochs; raise it to go on."
             )
         self._load(tested)
+        rank_zero_info(f"Testing the {tested.stem} checkpoint …")
         (metrics,) = self.trainer.test(**objects, verbose=False)
         if self.trainer.is_global_zero:
             self._write_results(metrics, tested)
@@ -388,7 +389,12 @@ class TrainingCLI(LightningCLI):
                 earlier = read_config(str(folder / CONFIG))["model"]["learning_rate"]
                 self.model.learning_rate = options.model.learning_rate = earlier
             run = resume_run(folder, self._resolved_config()["model"])
-            rank_zero_info(f"Resuming {folder} after {run.epochs} epochs from {run.checkpoint}.")
+            epochs = "1 epoch" if run.epochs == 1 else f"{run.epochs} epochs"
+            rank_zero_info(
+                f"Resuming {folder} after {epochs} from {run.checkpoint}."
+                if run.checkpoint
+                else f"Beginning {folder} anew: it ended before its first checkpoint."
+            )
         else:
             checkpoint = Path(options.ckpt_path) if options.ckpt_path else None
             if checkpoint and options.find_lr:
@@ -438,6 +444,7 @@ class TrainingCLI(LightningCLI):
         if self.config.fit.report:
             from opteq.evaluation.report import write_report
 
+            rank_zero_info("Writing the report: predictions, certificates, what equilibria are worth …")
             self.outcome += f"; look at {write_report(folder, network, self.facts)}"
         self.outcome += "."
 

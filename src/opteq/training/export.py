@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import BytesIO
@@ -57,8 +58,10 @@ def default_output(run: Path, format: str) -> Path:
     return run / f"model{suffix}" if run.is_dir() else run.with_name(run.name + suffix)
 
 
-def check_pixels(card: ModelCard, folder: Path | None) -> Tensor:
+def check_pixels(card: ModelCard, folder: Path | None, skip: Callable[[str], None] = warnings.warn) -> Tensor:
     """Up to 100 images of a folder in [0, 1], as a network takes them; without a folder as many of noise.
+
+    `skip` receives a sentence about files that are left out, as of `opteq.training.predict.predict_images`.
 
     Raises:
         ConfigError: there is no such folder, or no image in it that can be read.
@@ -70,8 +73,15 @@ def check_pixels(card: ModelCard, folder: Path | None) -> Tensor:
         return torch.rand(CHECKED, card.in_channels, height, width, generator=generator)
     if not isinstance(size, int):
         raise ConfigError("The images of segmentation are not read from a folder here; leave out `images`.")
-    paths = find_images(folder)[:CHECKED]
-    return torch.stack([read_image(path, card.in_channels, size) for path in paths]) / 255
+    images = []
+    for path in find_images(folder, skip)[:CHECKED]:
+        try:
+            images.append(read_image(path, card.in_channels, size))
+        except ConfigError as error:
+            skip(str(error))
+    if not images:
+        raise ConfigError(f"None of the images in {folder} could be read.")
+    return torch.stack(images) / 255
 
 
 def export(

@@ -6,6 +6,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from opteq.errors import ConfigError
+from opteq.evaluation.suites.names import SUITES, suite_names
 
 if TYPE_CHECKING:
     from opteq.evaluation.suites.case import SuiteOptions
@@ -35,7 +36,6 @@ def choose_suites(options: Any) -> SuiteChoice | None:
         return None
     # Drawing takes a second to import, which the test itself does without.
     from opteq.evaluation.suites.case import SuiteOptions
-    from opteq.evaluation.suites.run import SUITES, suite_names
 
     names = suite_names(options.suite)
     for name in given:

@@ -6,45 +6,31 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
-from opteq.data.facts import Facts, Task
+from opteq.data.facts import Facts
 from opteq.errors import ConfigError
 from opteq.evaluation.parts import Parts
 from opteq.evaluation.suites.attacks import attacks
 from opteq.evaluation.suites.case import Case, Outcome, SuiteOptions
 from opteq.evaluation.suites.corruptions import corruptions
 from opteq.evaluation.suites.equilibrium import equilibrium
+from opteq.evaluation.suites.names import SUITES
 from opteq.evaluation.suites.ood import ood
 from opteq.evaluation.suites.saliency import saliency
 from opteq.evaluation.suites.segmentation import segmentation
 from opteq.evaluation.suites.subclasses import subclasses
 from opteq.evaluation.table import Table
-from opteq.spelling import did_you_mean
-from opteq.system.files import write_beside
+from opteq.system.files import check_folder, write_beside
 
 FOLDER = "evaluation"
 
 
-class Suite(NamedTuple):
-    """An evaluation, the options that it has, and what it is for; None for all."""
-
-    run: Callable[[Case], Outcome]
-    options: tuple[str, ...] = ()
-    task: Task | None = "classification"
-
-
-SUITES = {
-    "corruptions": Suite(corruptions, ("corrupted",)),
-    "attacks": Suite(attacks, ("epsilons", "restarts", "autoattack")),
-    "ood": Suite(ood, ("unknown",)),
-    "subclasses": Suite(subclasses),
-    "saliency": Suite(saliency),
-    "equilibrium": Suite(equilibrium, task=None),
-    "segmentation": Suite(segmentation, task="segmentation"),
-}
+# Named as in `SUITES`.
+_FUNCTIONS = (corruptions, attacks, ood, subclasses, saliency, equilibrium, segmentation)
+_RUN: dict[str, Callable[[Case], Outcome]] = {function.__name__: function for function in _FUNCTIONS}
 
 
 def run_suites(
@@ -60,7 +46,7 @@ def run_suites(
     What the files hold of the same evaluation is not computed again.
 
     Args:
-        names: of the suites, see `suite_names`.
+        names: of the suites, see `opteq.evaluation.suites.names`.
         network: the network; evaluated where its parameters are, in eval mode.
         data: the data, set up for the test stage.
         folder: of the run.
@@ -78,23 +64,9 @@ def run_suites(
         if task is not None and data.task != task:
             raise ConfigError(f"The suite {name} is for {task}, but {data.title} is for {data.task}.")
     for path in (options.corrupted, options.unknown):
-        if path is not None and not Path(path).is_dir():
-            raise ConfigError(f"The folder {path} does not exist.")
+        if path is not None:
+            check_folder(Path(path))
     return "\n\n".join(_run(name, network, data, folder / FOLDER, of, options) for name in names)
-
-
-def suite_names(text: str) -> list[str]:
-    """The suites in a list like `corruptions,attacks`.
-
-    Raises:
-        ConfigError: if there is no suite of a name.
-    """
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in SUITES:
-            hint = did_you_mean(name, SUITES, f"suites are {', '.join(SUITES)}.")
-            raise ConfigError(f"There is no suite {name!r}; {hint}")
-    return list(dict.fromkeys(names))
 
 
 def digest(path: Path) -> str:
@@ -106,12 +78,11 @@ def digest(path: Path) -> str:
 def _run(
     name: str, network: nn.Module, data: Facts, folder: Path, of: Mapping[str, Any], options: SuiteOptions
 ) -> str:
-    suite = SUITES[name]
-    chosen = {option: getattr(options, option) for option in ("images", *suite.options)}
+    chosen = {option: getattr(options, option) for option in ("images", *SUITES[name].options)}
     parts = Parts(folder / f"{name}.json", {"suite": name, **of, **chosen})
     written = parts.content.get("figures", [])
     if "tables" not in parts.content or not all((folder / file).is_file() for file in written):
-        outcome = suite.run(Case(network, data, options, parts))
+        outcome = _RUN[name](Case(network, data, options, parts))
         written = [f"{name}{end and f'-{end}'}.png" for end in outcome.figures]
         folder.mkdir(exist_ok=True)
         for path, figure in zip(written, outcome.figures.values(), strict=True):
