@@ -2,6 +2,7 @@ import pytest
 import torch
 from torch import nn
 
+import opteq
 from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, OptEqUnit, Unrolled
 from opteq.data.digits import Digits
 from opteq.errors import ConfigError, ConvergenceError, ShapeError
@@ -11,6 +12,7 @@ from opteq.theory import robustness
 from opteq.theory.lipschitz import lipschitz_bound
 from opteq.theory.robustness import robust_radius
 from tests.networks import branch_classifier
+from tests.theory.attacked_digits import changed_predictions, images_of_digits
 from tests.theory.test_lipschitz import steepest_ratio
 
 
@@ -167,30 +169,18 @@ def trained_on_digits():
 
 
 @pytest.mark.spec("R1.1")
-def test_ten_thousand_attacks_within_the_radius_change_no_prediction_of_a_trained_classifier():
+def test_ten_thousand_steps_within_the_radius_change_no_prediction_of_a_trained_classifier():
     classifier, images = trained_on_digits()
-    radius = robust_radius(classifier, images)
-    with torch.no_grad():
-        predicted = classifier(images).argmax(1).repeat_interleave(9)
-    # Every other class is aimed at, by steps on a sphere, with the classifier as it works, in float32.
-    x, radius = (t.repeat_interleave(9, dim=0) for t in (images, radius.float().view(-1, 1, 1, 1)))
-    target = (predicted + torch.arange(1, 10).repeat(28)) % 10
+    assert not changed_predictions(classifier, images, 0.999).any()  # 252 in each of 40 steps
+    assert changed_predictions(classifier, images, 10.0, steps=5).any()
 
-    def flips(size, steps):
-        delta, changed = 1e-3 * size * torch.randn_like(x), 0
-        for _ in range(steps):
-            moved = (x + delta).requires_grad_()
-            logits = classifier(moved)
-            changed += int((logits.argmax(1) != predicted).sum())
-            assert ((moved - x).flatten(1).norm(dim=1) < size.flatten()).all()
-            margin = logits.gather(1, target[:, None]) - logits.gather(1, predicted[:, None])
-            (slope,) = torch.autograd.grad(margin.sum(), moved)
-            step = delta + size * slope / slope.flatten(1).norm(dim=1).clamp(min=1e-30).view_as(size)
-            delta = 0.999 * size * step / step.flatten(1).norm(dim=1).view_as(size)
-        return changed
 
-    assert flips(radius, steps=40) == 0  # 252 in each step
-    assert flips(10 * radius, steps=5) > 0
+@pytest.mark.spec("R1.1")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_attacks_within_the_radius_change_no_prediction_of_the_packaged_digits(dtype):
+    network, images = opteq.load("digits").to(dtype), images_of_digits(8).to(dtype)
+    assert not changed_predictions(network, images, 0.999, steps=10).any()
+    assert changed_predictions(network, images, 300.0, steps=5).any()
 
 
 @pytest.mark.spec("R1.1")
