@@ -1,6 +1,7 @@
 """Attacks the packaged network of digits from within its certified radii.
 
-`python -m tests.theory.attacked_digits [IMAGES]` aims at the nine other classes of each test image.
+`python -m tests.theory.attacked_digits [IMAGES]` aims at the nine other classes of each test image, in ten
+steps: 10,080 in each precision for 112 images, as by default.
 """
 
 import sys
@@ -14,7 +15,9 @@ from opteq.data.digits import Digits
 from opteq.theory.robustness import robust_radius
 
 # An attack is of so many steps, and so many run together.
-STEPS, TOGETHER = 40, 900
+STEPS, TOGETHER = 10, 360
+# Certified radii, 2e-4 to 6e-4 for the packaged network, after which attacks succeed: the bound is a product.
+BEYOND = 1e4
 
 
 def changed_predictions(classifier: nn.Module, images: Tensor, share: float, steps: int = STEPS) -> Tensor:
@@ -60,10 +63,10 @@ def images_of_digits(count: int) -> Tensor:
 
 
 if __name__ == "__main__":
-    count = int(sys.argv[1]) if sys.argv[1:] else 1000
+    count, network = int(sys.argv[1]) if sys.argv[1:] else 112, opteq.load("digits")
     for dtype in (torch.float32, torch.float64):
-        network, images = opteq.load("digits").to(dtype), images_of_digits(count).to(dtype)
-        for share in (0.999, 10.0):
+        network, images = network.to(dtype), images_of_digits(count).to(dtype)
+        for share in (0.999, BEYOND):
             begin = time.monotonic()
             parts = images.split(TOGETHER // 9)
             changed = torch.cat([changed_predictions(network, part, share) for part in parts])
