@@ -5,7 +5,7 @@ from torch import nn
 import opteq
 from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, OptEqUnit, Unrolled
 from opteq.data.digits import Digits
-from opteq.errors import ConfigError, ConvergenceError, ShapeError
+from opteq.errors import ConfigError, ConvergenceError, NonFiniteError, ShapeError
 from opteq.models.bodies import Coupled, Gaussian, Kernel, Unit
 from opteq.operators.base import LinearOperator
 from opteq.theory import robustness
@@ -198,6 +198,24 @@ def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary():
             if k != top
         ]
         torch.testing.assert_close(radius, min(distances).detach())
+
+
+@pytest.mark.spec("R1.1")
+@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e30, 1e150])
+def test_the_size_of_the_last_weights_does_not_count(size: float):
+    """The radius was infinite where the squares of the weights vanish."""
+    classifier = nn.Linear(2, 2, bias=False).double()
+    classifier.weight.data = size * torch.eye(2, dtype=torch.float64)
+    radius = robust_radius(classifier, torch.tensor([[3.0, 1.0]], dtype=torch.float64))
+    assert radius.item() == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize("last", [nn.Flatten(), nn.Linear(2, 2).double()], ids=["none", "linear"])
+def test_logits_that_overflow_are_no_ground_for_a_radius(last: nn.Module):
+    first = nn.Linear(1, 2, bias=False).double()
+    first.weight.data = torch.tensor([[1e200], [-1.0]], dtype=torch.float64)
+    with pytest.raises(NonFiniteError, match="logits are NaN or infinite in float64"):
+        robust_radius(nn.Sequential(first, last), torch.tensor([[1e200]], dtype=torch.float64))
 
 
 @pytest.mark.spec("R1.1")
