@@ -52,6 +52,7 @@ class EquilibriumNet(ImageClassifier):
     """
 
     head: nn.Sequential  # in every preset
+    pretrained_cfg: dict[str, Any]  # set by timm
 
     def __init__(self, preset: str, image_size: int, num_classes: int = 10, in_chans: int = 3) -> None:
         network = read_config(preset)["model"]["network"]
