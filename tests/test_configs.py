@@ -64,7 +64,7 @@ def test_branches_fit_the_images_and_have_one_equilibrium(name):
     with torch.device("meta"):
         body = preset_network(name).body
     if isinstance(body, Coupled):
-        assert body.map.uniqueness_checked
+        assert body.map.kept_unique
 
 
 # What the rivals' own code comes to, or what the papers print where no code is public.

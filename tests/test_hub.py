@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 import opteq
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, NonFiniteError
 from opteq.models.loading import ModelCard
 
 pytest.importorskip("huggingface_hub", reason="huggingface_hub is not installed")
@@ -116,3 +116,10 @@ def test_a_folder_without_a_model_is_said(tmp_path):
 def test_a_network_without_its_card_is_refused():
     with pytest.raises(ConfigError, match="card"):
         HubModel(nn.Flatten(), {"class_names": []})
+
+
+def test_weights_that_are_not_finite_are_refused(model, tmp_path):
+    model.network.head[-1].bias.data[3] = float("nan")
+    model.save_pretrained(tmp_path)
+    with pytest.raises(NonFiniteError, match=rf"{tmp_path}/model\.safetensors holds weights that are NaN"):
+        HubModel.from_pretrained(tmp_path)

@@ -2,9 +2,11 @@
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import opteq
 from opteq.configs import presets, read_config
+from opteq.errors import NonFiniteError
 
 timm = pytest.importorskip("timm", reason="timm is not installed")
 
@@ -102,3 +104,14 @@ def test_pretrained_weights_for_other_images_and_classes():
     assert model(torch.randn(2, 1, 32, 32)).shape == (2, 5)
     torch.testing.assert_close(model.stem[0][0].weight, own.stem[0][0].weight.sum(1, keepdim=True))
     torch.testing.assert_close(model.body.map.W.weight, own.body.map.W.weight)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path):
+    file = tmp_path / "other.safetensors"
+    weights = opteq.load("digits").state_dict()
+    weights["head.4.bias"] = weights["head.4.bias"] / 0
+    save_file(weights, file)
+    with pytest.raises(NonFiniteError, match=rf"^{file} holds weights that are NaN or inf.* head\.4\.bias"):
+        created("opteq_digits", pretrained=True, pretrained_cfg_overlay={"file": str(file)})
+    with pytest.raises(NonFiniteError, match=r"^The state dict holds weights that are NaN or inf"):
+        created("opteq_digits", checkpoint_path=str(file))

@@ -5,7 +5,7 @@ under its name, with `_` for `-` and after `opteq_`; those with weights in the p
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from opteq.configs import presets, read_config
 from opteq.errors import ConfigError
 from opteq.models.classifier import ImageClassifier
-from opteq.models.loading import WEIGHTS, ModelCard, folder_of, pretrained
+from opteq.models.loading import WEIGHTS, ModelCard, expect_weights, folder_of, pretrained
 from opteq.models.parts import build, complete
 from opteq.results import State, tensors_of
 
@@ -52,6 +52,7 @@ class EquilibriumNet(ImageClassifier):
     """
 
     head: nn.Sequential  # in every preset
+    pretrained_cfg: dict[str, Any]  # set by timm
 
     def __init__(self, preset: str, image_size: int, num_classes: int = 10, in_chans: int = 3) -> None:
         network = read_config(preset)["model"]["network"]
@@ -75,6 +76,16 @@ class EquilibriumNet(ImageClassifier):
             {"num_chs": f.shape[1], "reduction": self.image_size // f.shape[2], "module": name}
             for f, name in zip(features, names, strict=True)
         ]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *options: bool, **named: bool) -> Any:
+        """As in torch; timm's ways of loading end here.
+
+        Raises:
+            ConfigError: Weights are not of real numbers.
+            NonFiniteError: Weights are NaN or infinite.
+        """
+        expect_weights(self, state_dict, "The state dict")
+        return super().load_state_dict(state_dict, *options, **named)
 
     def get_classifier(self) -> nn.Module:
         """The layer from features to logits."""
@@ -131,11 +142,18 @@ def _intermediates(network: ImageClassifier, images: Tensor) -> list[Tensor]:
 def _entrypoint(name: str, preset: str, image_size: int) -> Callable[..., EquilibriumNet]:
     def create(pretrained: bool = False, **options: Any) -> EquilibriumNet:
         feature_cfg = {"feature_cls": "getter", "out_indices": (0, 1)}
-        named = {"preset": preset, "image_size": image_size, **options}
+        named = {"preset": preset, "image_size": image_size, "pretrained_filter_fn": _looked_at, **options}
         return build_model_with_cfg(EquilibriumNet, name, pretrained, feature_cfg=feature_cfg, **named)
 
     create.__name__ = create.__qualname__ = name
     return create
+
+
+def _looked_at(weights: dict[str, Any], model: EquilibriumNet) -> dict[str, Any]:
+    """The weights of a file that timm has read; beyond, nobody knows which one it was."""
+    source = model.pretrained_cfg
+    expect_weights(model, weights, source.get("file") or source.get("hf_hub_id") or "The state dict")
+    return weights
 
 
 def _default_cfg(preset: str, channels: int, image_size: int, classes: int) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Mistakes of a user: one sentence that says what to do, status 2, no traceback."""
 
+import math
 import os
 import shutil
 import subprocess
@@ -8,12 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from PIL import Image
 
 from opteq.cli import main
 from opteq.configs import presets
 from opteq.system.locks import exclusive
+from opteq.training.module import ClassifierModule
 
 
 @pytest.fixture(scope="module")
@@ -391,6 +394,45 @@ class TestCheckpoints:
             command, "--config", tiny, "--ckpt_path", checkpoint, "--model.network.stem.channels", 6, *extra
         )
         assert "The checkpoint is from another model" in sentence
+
+    @pytest.mark.parametrize("command", ["fit", "fit elsewhere", "validate", "test", "predict"])
+    @pytest.mark.parametrize(
+        ("spoil", "sentence"),
+        [
+            (
+                lambda w: w.fill_(math.nan),
+                "holds weights that are NaN or infinite in torch.float32, among them",
+            ),
+            (lambda w: w.bool(), "holds no weights for this network:"),
+        ],
+        ids=["diverged", "truth values"],
+    )
+    def test_of_useless_weights(self, refuses, tiny, copy, tmp_path, command, spoil, sentence):
+        name = "network.body.map.injection.bias"
+        for file in ("best.ckpt", "last.ckpt"):
+            checkpoint = torch.load(copy / "checkpoints" / file, weights_only=True)
+            checkpoint["state_dict"][name] = spoil(checkpoint["state_dict"][name])
+            torch.save(checkpoint, copy / "checkpoints" / file)
+        path = copy / "checkpoints" / "best.ckpt"
+        Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "0.png")
+        arguments = {
+            "fit": ("fit", "--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", 2),
+            "fit elsewhere": ("fit", "--config", tiny, "--ckpt_path", path, "--run", "other"),
+            "predict": ("predict", "--config", tiny, "--ckpt_path", path, "--images", tmp_path),
+        }
+        found = refuses(*arguments.get(command, (command, copy)))
+        file = "last.ckpt" if command == "fit" else "best.ckpt"
+        assert f"runs/tiny/checkpoints/{file} {sentence} {name}" in found
+        assert not (tmp_path / "runs" / "other").exists()
+
+    def test_a_training_that_diverges_in_its_last_step(self, refuses, tiny, monkeypatch):
+        def diverge(self, *_):
+            self.network.head[-1].bias.data.fill_(math.nan)
+
+        monkeypatch.setattr(ClassifierModule, "on_train_epoch_end", diverge)
+        sentence = refuses("fit", "--config", tiny, "--trainer.max_epochs", 1)
+        assert "best.ckpt holds weights that are NaN or infinite" in sentence
+        assert sentence.endswith("use an earlier checkpoint, or train with a lower learning rate.")
 
     def test_configuration_that_is_not_text(self, refuses, copy):
         (copy / "config.yaml").write_bytes(b"\xff\x00")

@@ -257,6 +257,28 @@ def test_restarts_move_towards_one_wrong_class_after_the_other():
     assert accuracy_of(trap, PGD(**options, restarts=3)) == 0.0
 
 
+@pytest.mark.spec("R7.4")
+@pytest.mark.parametrize("step_size", [0.05, None])
+def test_the_wrong_class_that_came_closest_is_that_of_the_attacked_image(step_size):
+    """Class 4 is the furthest from winning on the image, and the closest where the first turn ends, at 0.6.
+
+    The decoys 1 to 3 lead that turn upwards, where nothing wins; class 4 wins below 0.417 and has its least
+    in between.
+    """
+
+    def valley(x):
+        rise = x - 0.5
+        decoys = [(20 * rise).clamp(max=0.04) - lag for lag in (0.1, 0.15, 0.2)]
+        return torch.zeros_like(x), *decoys, torch.maximum(-6 * rise, 7 * rise - 0.25) - 0.5
+
+    clean = torch.stack(valley(torch.tensor([0.5, 0.6])), 1)[:, 1:]
+    assert clean.argmin(1).tolist() == [3, 2]
+    options = {"steps": 40, "epsilon": 0.1, "step_size": step_size, "random_start": False}
+    assert accuracy_of(valley, PGD(**options)) == 1.0
+    # The second turn goes to the one that came closest.
+    assert accuracy_of(valley, PGD(**options, restarts=2)) == 0.0
+
+
 def test_images_without_a_gradient_are_counted(pixels):
     class Rounded(nn.Module):
         def forward(self, x):

@@ -181,7 +181,7 @@ def test_the_energy_is_the_objective_at_the_feasible_point(kernel: str, sweep: s
 @pytest.mark.spec("R5.5", "R6.1")
 def test_below_one_the_equilibrium_is_reached_from_anywhere(kernel: str):
     module, x = model(kernel), inputs()
-    assert module.uniqueness_checked
+    assert module.kept_unique
     equation, star = solved(module, x)
     for start in range(3):
         y = map_state(lambda t, start=start: start * random(*t.shape, seed=start), equation.initial())

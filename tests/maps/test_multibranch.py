@@ -148,6 +148,33 @@ def test_convergence_from_anywhere(seed: int, solver):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-8)
 
 
+@pytest.mark.spec("R5.2", "R5.5")
+@pytest.mark.parametrize("max_norm", [0.8, 0.97])
+def test_a_steep_diversity_keeps_no_sample_from_its_equilibrium(max_norm: float):
+    """With λ = 0.1 and τ = 0.001 the Jacobian has eigenvalues down to about -40: plain steps lead away."""
+    units = [
+        seeded(lambda: OptEqUnit(Dense(5, 8), Dense(6, 8), max_norm=max_norm).double(), seed)
+        for seed in range(3)
+    ]
+    module = MOptEq(units, HeritageDiversity(0.1)).eval()
+    module.uniqueness_checked = True
+    equation = module.bind(random(64, 6)).detach()
+    z, info = solve_fixed_point(equation, equation.initial(), Anderson(1e-10, 600))
+    assert info.converged.all()
+    # z_i = W_iᵀ relu(W_i h_i + c_i) with h = -½∇(λD_τ - H) by hand: N = z_i z_jᵀ between channels.
+    width = 1e-3 * torch.stack([t.square().sum(1) for t in equation.first_iterate()]).mean(0)[:, None, None]
+    z = tensors_of(z)
+    for i, unit in enumerate(equation.units):
+        h = torch.zeros_like(z[i])
+        for other in (z[i - 1], z[(i + 1) % 3]):
+            products = z[i][:, :, None] * other[:, None]
+            slope = 0.1 * (products / width).clamp(-1, 1) * (1 - torch.eye(5, dtype=torch.float64))
+            h += 0.5 * (other - (slope * other[:, None]).sum(2))
+        W = unit.W.tensors[0]
+        expected = (h @ W.mT + unit.injection).relu() @ W
+        torch.testing.assert_close(z[i], expected, rtol=0, atol=1e-9)
+
+
 @pytest.mark.spec("R5.2")
 def test_the_hard_sign_stalls():
     x = random(2, 32, 4, 4).relu()

@@ -205,6 +205,11 @@ WRONG = {
         ConfigError,
         "one sample depends on others",
     ),
+    "coupled behind autograd's back": (
+        lambda y, c: (y * c / y.detach().std(0)).sum(1),
+        ConfigError,
+        "one sample depends on others",
+    ),
     "random": (lambda y, c: (y * torch.randn_like(c)).sum(1), ConfigError, "another value .* is random"),
     "in place": (lambda y, c: (y.mul_(0.5) * c).sum(1), ConfigError, "changes its arguments in place"),
     "in place, once": (lambda y, c: (y.square() * c.abs_()).sum(1), ConfigError, "arguments in place"),

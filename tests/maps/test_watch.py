@@ -120,6 +120,34 @@ def test_branches_that_come_to_be_coupled_too_strongly_are_told():
         assert all(f"= {1.3 * norm**2:.3g} is not below 1" in message for message in messages)
 
 
+def test_ceilings_and_couplings_that_are_assigned_later_count():
+    # L_σζ²(1 + λ(C-1)) = 0.64·1.3 at first; the weights are beyond their ceilings.
+    def branches() -> MOptEq:
+        return MOptEq([unit(5.0, max_norm=0.8) for _ in range(2)], HeritageDiversity(0.1)).eval()
+
+    def lift(module: MOptEq) -> None:
+        module.units[1].max_norm = 0.95
+
+    def replace(module: MOptEq) -> None:
+        module.units[0].W = unit(1.5, max_norm=None).W
+        module.units[0].max_norm = None
+        module.units[0].norm_checked = True
+
+    def couple(module: MOptEq) -> None:
+        module.coupling = HeritageDiversity(0.5)
+
+    x = random(2, 3)
+    for change, q in ((lift, 0.95**2 * 1.3), (replace, 1.5**2 * 1.3), (couple, 0.64 * 2.5)):
+        module = branches()
+        assert said(module, x) == []
+        change(module)
+        messages = said(module, x)
+        assert len(messages) == 1
+        assert f"= {q:.3g} is not below 1" in messages[0]
+        module.uniqueness_checked = True
+        assert said(module, x) == []
+
+
 class Scaled(Dense):
     """An operator of one's own that does not say that its norm is kept, though it is."""
 

@@ -269,12 +269,12 @@ def test_perturbations_are_on_in_training_only():
 @pytest.mark.spec("R5.5")
 def test_the_default_ceiling_makes_the_equilibrium_unique():
     assert 0.85**2 * (1 + 0.01 * 31) < 1 < 0.9**2 * (1 + 0.01 * 31)
-    assert Coupled(32).map.uniqueness_checked
-    assert not Coupled(32, max_norm=0.9).map.uniqueness_checked
+    assert Coupled(32).map.kept_unique
+    assert not Coupled(32, max_norm=0.9).map.kept_unique
     assert 0.92**2 * (1 + 0.01 * 31 + 1) / 2 < 1 < 0.94**2 * (1 + 0.01 * 31 + 1) / 2
     for kernel in ("polynomial", "sigmoid"):
-        assert Coupled(32, kernel=kernel, max_norm=0.92).map.uniqueness_checked
-        assert not Coupled(32, kernel=kernel, max_norm=0.94).map.uniqueness_checked
+        assert Coupled(32, kernel=kernel, max_norm=0.92).map.kept_unique
+        assert not Coupled(32, kernel=kernel, max_norm=0.94).map.kept_unique
 
 
 @pytest.mark.spec("R7.8")

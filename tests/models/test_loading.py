@@ -1,10 +1,13 @@
 import json
+import math
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
 
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, NonFiniteError
 from opteq.models.loading import ModelCard, load, save_network
 from opteq.models.parts import build
 
@@ -118,3 +121,72 @@ def test_weights_of_another_model(run):
 def test_not_a_run(tmp_path):
     with pytest.raises(ConfigError, match="no trained model"):
         load(tmp_path / "nowhere")
+
+
+def spoiled(folder: Path, name: str, spoil) -> Path:
+    """The file of weights in a folder, one of them changed."""
+    file = folder / "model.safetensors"
+    weights = load_file(file)
+    save_file(weights | {name: spoil(weights[name])}, file)
+    return file
+
+
+def one_of(value: float):
+    def put(weight: torch.Tensor) -> torch.Tensor:
+        weight = weight.double()
+        weight.view(-1)[-1] = value
+        return weight
+
+    return put
+
+
+@pytest.mark.parametrize("name", ["body.map.W.weight", "stem.1.running_var"])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e39])
+def test_weights_that_are_not_finite_are_refused(run, name: str, value: float):
+    """1e39 is too large for float32 alone."""
+    file = spoiled(run, name, one_of(value))
+    with pytest.raises(NonFiniteError) as caught:
+        load(run)
+    assert str(caught.value).startswith(
+        f"{file} holds weights that are NaN or infinite in torch.float32, among them {name}, as"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool, torch.complex64])
+def test_weights_that_are_no_real_numbers_are_refused(run, dtype: torch.dtype):
+    file = spoiled(run, "head.4.bias", lambda weight: weight.to(dtype))
+    with pytest.raises(ConfigError) as caught:
+        load(run)
+    assert str(caught.value).startswith(
+        f"{file} holds no weights for this network: head.4.bias is of {dtype} in place of torch.float32; save"
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_weights_of_another_precision_are_taken(run, network, dtype: torch.dtype):
+    spoiled(run, "body.map.W.weight", lambda weight: weight.to(dtype))
+    expected = network.body.map.W.weight.detach().to(dtype).float()
+    assert torch.equal(load(run).body.map.W.weight, expected)
+
+
+class Masked(nn.Linear):
+    """With a mask as attention has it, and a layer that is used twice."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.again = self.first = nn.Linear(2, 2)
+        self.register_buffer("mask", torch.tensor([[0.0, -math.inf], [0.0, 0.0]]))
+
+
+def test_a_network_keeps_its_own_infinities_and_shared_parts(tmp_path):
+    card = ModelCard({"class_path": f"{__name__}.Masked"}, ("a", "b"), 1, 8, (0.5,), (0.5,))
+    network = Masked()
+    save_network(tmp_path, network, card)
+    loaded = load(tmp_path, trust=True)
+    assert torch.equal(loaded.mask, network.mask)
+    assert loaded.again is loaded.first
+    assert torch.equal(loaded.first.weight, network.first.weight)
+    for value in (math.inf, math.nan):
+        spoiled(tmp_path, "mask", lambda mask, value=value: torch.full_like(mask, value))
+        with pytest.raises(NonFiniteError, match="among them mask"):
+            load(tmp_path, trust=True)

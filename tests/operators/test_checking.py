@@ -124,6 +124,21 @@ def test_products_that_share_memory_are_found():
         check_operator(operator, (5,))
 
 
+@pytest.mark.parametrize("moved", [lambda t: t - t.mean(0), lambda t: t + t.roll(1, 0)], ids=["mean", "turn"])
+def test_products_that_mix_the_vectors_of_a_batch_are_found(moved):
+    # Over the whole batch the mean is linear and its own adjoint.
+    def product(self, x):
+        return moved(x @ self.tensors[0].mT)
+
+    def adjoint(self, y):
+        return moved(y @ self.tensors[0])
+
+    with pytest.raises(ConfigError, match=r"`W x` of Mine for one vector depends on the others"):
+        check_operator(changed(__call__=product, adjoint=adjoint), (5,))
+    with pytest.raises(ConfigError, match=r"`Wᵀ y` of Mine for one vector depends on the others"):
+        check_operator(changed(adjoint=adjoint), (5,))
+
+
 def test_products_without_the_weights_are_found():
     def constant(self, t):
         return t @ torch.eye(5, dtype=t.dtype)

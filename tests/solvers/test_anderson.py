@@ -112,3 +112,39 @@ def test_stagnation_sends_back_to_picard():
     moves = torch.cat(recorder.inputs).diff(dim=0)[:, 0]
     later = moves[5:]
     assert ((later - 1).abs() < 1e-12).any()
+
+
+def test_steps_that_lead_away_are_shortened():
+    """Eigenvalues of the Jacobian far below -1, as steep penalties have them, beside others up to 0.9."""
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(16, 10, 10, dtype=torch.float64, generator=generator))[0]
+    values = -40 + 40.9 * torch.rand(16, 10, dtype=torch.float64, generator=generator)
+    values[:, 0] = -40
+    A = basis @ torch.diag_embed(values) @ basis.mT
+    b = torch.randn(16, 10, 1, dtype=torch.float64, generator=generator)
+    found, info = solve_fixed_point(
+        lambda z: (A @ z[..., None] + b)[..., 0],
+        torch.zeros(16, 10, dtype=torch.float64),
+        Anderson(1e-10, 400),
+    )
+    assert info.converged.all()
+    expected = torch.linalg.solve(torch.eye(10, dtype=torch.float64) - A, b)[..., 0]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+
+
+def test_a_length_of_steps_is_halved_by_starts_afresh_and_grows_again():
+    """Of two rows, whose changes are made up, the first is thrown far off in its second and third step."""
+    sizes = [1.0, 9.0, 90.0, *(1 / k for k in range(4, 18))]
+    stepper = Anderson(memory=2, damping=0.8).start(torch.zeros(2, 1, dtype=torch.float64))
+    lengths = []
+    for k, size in enumerate(sizes):
+        f, g = stepper.rooms
+        x = torch.zeros(2, 1, dtype=torch.float64)
+        g.copy_(torch.tensor([[size], [1 / (k + 1)]]))
+        f.copy_(x + g)
+        stepper(x, f, g, torch.stack([g[:, 0].abs(), f[:, 0].abs()], 1))
+        lengths.append((f / g)[:, 0])
+    expected = torch.tensor(
+        [[0.8] * 4 + [0.4] * 4 + [0.4 * 2**0.5] * 4 + [0.8] * 5, [0.8] * 17], dtype=torch.float64
+    )
+    torch.testing.assert_close(torch.stack(lengths, 1), expected, rtol=1e-12, atol=0)

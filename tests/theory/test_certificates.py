@@ -301,6 +301,17 @@ def test_an_exact_fixed_point_of_an_expansive_map_has_no_bound():
     assert torch.isinf(certificate.distance.value).all()
 
 
+def test_refuses_a_map_that_is_random():
+    U = torch.nn.Sequential(torch.nn.Dropout(0.5), Dense(8, 6))
+    layer, x = EquilibriumLayer(OptEqUnit(Dense(4, 6), U)), torch.randn(5, 8)
+    torch.manual_seed(0)
+    with pytest.raises(
+        ConfigError, match=r"another one each time that it reads the input.*call eval\(\) first"
+    ):
+        certify(layer, x)
+    assert certify(layer.eval(), x).distance.value.isfinite().all()
+
+
 def test_refuses_what_has_no_certificate_sample_by_sample():
     layer, x = EquilibriumLayer(decorrelated()[0]), torch.randn(4, 5)
     with pytest.raises(ConfigError, match=r"one system of the batch.*call eval\(\) first"):

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from opteq import Dense, GaussianMap, OptEqUnit
-from opteq.errors import ShapeError
+from opteq.errors import ConfigError, ShapeError
 from opteq.theory.proximal import check_proximal
 
 
@@ -90,6 +90,29 @@ def test_proximal_operators_in_closed_form_and_maps_that_are_none():
     torch.manual_seed(0)
     kernel = GaussianMap(Dense(5, 6), Dense(3, 6), gamma=0.5).double()
     assert not check_proximal(kernel.bind(points(3)), z).is_proximal.all()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda v: 0.5 * v + 0.1 * v.mean(0),
+        lambda v: 0.5 * v + 0.1 * v.mean(0).detach(),
+        lambda v: 0.5 * v / v.norm(dim=1).max().detach(),
+        lambda v: 0.5 * torch.cat([v[:-1], v[-1:] + v[:1]]),
+        lambda v: 0.5 * torch.cat([v[:1] + v[-1:], v[1:]]),
+        torch.nn.BatchNorm1d(5, dtype=torch.float64),
+        lambda v: torch.nn.functional.dropout(v, 0.5),
+    ],
+    ids=["mean", "detached mean", "largest", "first in last", "last in first", "batch norm", "dropout"],
+)
+def test_maps_that_mix_the_points_are_refused(function):
+    with pytest.raises(ConfigError, match=r"every point by itself, but its value at point [07] changes"):
+        check_proximal(function, points(5))
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_points_may_be_alike(count):
+    assert check_proximal(lambda v: 0.5 * v, points(5)[:1].expand(count, 5)).is_proximal.all()
 
 
 def test_refuses_what_it_cannot_check():

@@ -2,15 +2,17 @@ import pytest
 import torch
 from torch import nn
 
+import opteq
 from opteq import Anderson, Conv2d, Dense, EquilibriumLayer, GaussianMap, OptEqUnit, Unrolled
 from opteq.data.digits import Digits
-from opteq.errors import ConfigError, ConvergenceError, ShapeError
+from opteq.errors import ConfigError, ConvergenceError, NonFiniteError, ShapeError
 from opteq.models.bodies import Coupled, Gaussian, Kernel, Unit
 from opteq.operators.base import LinearOperator
 from opteq.theory import robustness
 from opteq.theory.lipschitz import lipschitz_bound
 from opteq.theory.robustness import robust_radius
 from tests.networks import branch_classifier
+from tests.theory.attacked_digits import BEYOND, changed_predictions, images_of_digits
 from tests.theory.test_lipschitz import steepest_ratio
 
 
@@ -167,30 +169,19 @@ def trained_on_digits():
 
 
 @pytest.mark.spec("R1.1")
-def test_ten_thousand_attacks_within_the_radius_change_no_prediction_of_a_trained_classifier():
+def test_ten_thousand_steps_within_the_radius_change_no_prediction_of_a_trained_classifier():
     classifier, images = trained_on_digits()
-    radius = robust_radius(classifier, images)
-    with torch.no_grad():
-        predicted = classifier(images).argmax(1).repeat_interleave(9)
-    # Every other class is aimed at, by steps on a sphere, with the classifier as it works, in float32.
-    x, radius = (t.repeat_interleave(9, dim=0) for t in (images, radius.float().view(-1, 1, 1, 1)))
-    target = (predicted + torch.arange(1, 10).repeat(28)) % 10
+    assert not changed_predictions(classifier, images, 0.999, steps=40).any()  # 252 in each of 40 steps
+    assert changed_predictions(classifier, images, 10.0, steps=5).any()
 
-    def flips(size, steps):
-        delta, changed = 1e-3 * size * torch.randn_like(x), 0
-        for _ in range(steps):
-            moved = (x + delta).requires_grad_()
-            logits = classifier(moved)
-            changed += int((logits.argmax(1) != predicted).sum())
-            assert ((moved - x).flatten(1).norm(dim=1) < size.flatten()).all()
-            margin = logits.gather(1, target[:, None]) - logits.gather(1, predicted[:, None])
-            (slope,) = torch.autograd.grad(margin.sum(), moved)
-            step = delta + size * slope / slope.flatten(1).norm(dim=1).clamp(min=1e-30).view_as(size)
-            delta = 0.999 * size * step / step.flatten(1).norm(dim=1).view_as(size)
-        return changed
 
-    assert flips(radius, steps=40) == 0  # 252 in each step
-    assert flips(10 * radius, steps=5) > 0
+@pytest.mark.spec("R1.1")
+def test_attacks_within_the_radius_change_no_prediction_of_the_packaged_digits():
+    network, images = opteq.load("digits"), images_of_digits(4)
+    for dtype in (torch.float32, torch.float64):
+        network, images = network.to(dtype), images.to(dtype)
+        assert not changed_predictions(network, images, 0.999).any()
+        assert changed_predictions(network, images, BEYOND, steps=5).any()
 
 
 @pytest.mark.spec("R1.1")
@@ -207,6 +198,24 @@ def test_the_radius_of_a_linear_classifier_is_its_distance_to_the_boundary():
             if k != top
         ]
         torch.testing.assert_close(radius, min(distances).detach())
+
+
+@pytest.mark.spec("R1.1")
+@pytest.mark.parametrize("size", [1e-200, 1e-30, 1e30, 1e150])
+def test_the_size_of_the_last_weights_does_not_count(size: float):
+    """The radius was infinite where the squares of the weights vanish."""
+    classifier = nn.Linear(2, 2, bias=False).double()
+    classifier.weight.data = size * torch.eye(2, dtype=torch.float64)
+    radius = robust_radius(classifier, torch.tensor([[3.0, 1.0]], dtype=torch.float64))
+    assert radius.item() == pytest.approx(2**0.5)
+
+
+@pytest.mark.parametrize("last", [nn.Flatten(), nn.Linear(2, 2).double()], ids=["none", "linear"])
+def test_logits_that_overflow_are_no_ground_for_a_radius(last: nn.Module):
+    first = nn.Linear(1, 2, bias=False).double()
+    first.weight.data = torch.tensor([[1e200], [-1.0]], dtype=torch.float64)
+    with pytest.raises(NonFiniteError, match="logits are NaN or infinite in float64"):
+        robust_radius(nn.Sequential(first, last), torch.tensor([[1e200]], dtype=torch.float64))
 
 
 @pytest.mark.spec("R1.1")

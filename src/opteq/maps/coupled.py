@@ -92,9 +92,8 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
         self.units: list[Unit] = nn.ModuleList(units)  # type: ignore[assignment]
         self.coupling, self.sweep = coupling, sweep
         self.perturbation, self.perturb_at_inference = float(perturbation), perturb_at_inference
-        # Whether q < 1 is imposed by the ceilings of the units, so that there is no need to look at it.
-        kept = [unit.W.kept_norm(self.ceiling(unit, unit.max_norm)) for unit in units]
-        self.uniqueness_checked = self._strength(kept) < 1
+        # Whether no one need look at a `q` that is not imposed to be below 1.
+        self.uniqueness_checked = False
         self._watch = Watch()
         if coupling is not None and coupling.hard:
             warnings.warn(
@@ -126,6 +125,12 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
     def gain(self) -> float:
         """`1 + λ(C-1)`; 0 without a coupling."""
         return 0.0 if self.coupling is None else self.coupling.gain(self.channels(self.units[0]))
+
+    @property
+    def kept_unique(self) -> bool:
+        """Whether the ceilings of the units impose `q < 1`, whatever their weights come to be."""
+        kept = [unit.W.kept_norm(self.ceiling(unit, unit.max_norm)) for unit in self.units]
+        return self._strength(kept) < 1
 
     @property
     def perturbing(self) -> bool:
@@ -164,7 +169,9 @@ class CoupledMap(EquilibriumMap, Generic[Unit]):
                 assert isinstance(x, Tensor)
                 seen = x - self._perturbation(unit, bound[-1], x)
         first = tuple(t for equation in bound for t in tensors_of(equation.first_iterate()))
-        if not self.uniqueness_checked and self._watch.notices(self.training, lambda: self._q(first) >= 1):
+        # Asked anew each time: units and coupling may have been assigned since.
+        looked_at = not (self.uniqueness_checked or self.kept_unique)
+        if looked_at and self._watch.notices(self.training, lambda: self._q(first) >= 1):
             self.check_uniqueness(first)
         return bound, first
 

@@ -1,15 +1,16 @@
 """Networks on disk: weights as safetensors, beside them a card that says what they belong to."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
 from safetensors import SafetensorError
-from safetensors.torch import load_model, save
-from torch import nn
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
 
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, NonFiniteError
 from opteq.models.parts import build
 from opteq.options import check, is_number, is_whole
 from opteq.spelling import did_you_mean
@@ -109,6 +110,7 @@ def load(run: str | Path, trust: bool = False) -> nn.Module:
 
     Raises:
         ConfigError: The folder holds no model, the model is damaged, or of a class that is not trusted.
+        NonFiniteError: Weights are NaN or infinite.
     """
     check(isinstance(run, str | Path), "run", run, "the folder of a run, such as 'runs/digits'")
     folder = folder_of(run)
@@ -116,7 +118,9 @@ def load(run: str | Path, trust: bool = False) -> nn.Module:
     if not isinstance(network, nn.Module):
         raise ConfigError(f"{folder / CARD} does not describe a network.")
     try:
-        load_model(network, folder / WEIGHTS)
+        weights = load_file(folder / WEIGHTS)
+        expect_weights(network, weights, folder / WEIGHTS)
+        network.load_state_dict(weights)
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = " ".join(str(error).split()).rstrip(".")
         raise ConfigError(
@@ -124,6 +128,39 @@ def load(run: str | Path, trust: bool = False) -> nn.Module:
             " again."
         ) from error
     return network.eval()
+
+
+def expect_weights(network: nn.Module, weights: Mapping[str, Tensor], file: str | Path) -> None:
+    """Raise an error for weights that torch would copy without a word, though no network can use them.
+
+    Names and shapes are for `load_state_dict` to compare. Infinities that the network has itself, as in the
+    mask of an attention, are its own.
+
+    Args:
+        network: What is to have the weights.
+        weights: By the names of its `state_dict`.
+        file: Where they are from.
+
+    Raises:
+        ConfigError: One is of whole numbers, truth values or complex numbers where the network's is real.
+        NonFiniteError: One is NaN or infinite.
+    """
+    for name, own in network.state_dict().items():
+        given = weights.get(name)
+        if given is None or given.shape != own.shape or not own.is_floating_point():
+            continue
+        if not given.is_floating_point():
+            raise ConfigError(
+                f"{file} holds no weights for this network: {name} is of {given.dtype} in place of"
+                f" {own.dtype}; save the weights as floating-point numbers."
+            )
+        given = given.to(own.dtype)
+        finite = given.isfinite()
+        if not finite.all() and not (finite | (given == own.to(given.device))).all():
+            raise NonFiniteError(
+                f"{file} holds weights that are NaN or infinite in {own.dtype}, among them {name}, as when a"
+                " training diverges; use an earlier checkpoint, or train with a lower learning rate."
+            )
 
 
 def pretrained() -> list[str]:

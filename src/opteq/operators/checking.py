@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -43,10 +43,11 @@ class OperatorReport(Described):
 def check_operator(W: LinearOperator, shape: tuple[int, ...]) -> OperatorReport:
     """See whether an operator is what it says: its adjoint, its gradient and its bounds, on random vectors.
 
-    In float64, on a copy in eval mode, it compares `⟨W x, y⟩` with `⟨x, Wᵀy⟩`, which agree for all `x` and
-    `y` only if `W` is linear and `Wᵀ` its adjoint; the gradient of `⟨y, W x⟩` towards the weights with
-    automatic differentiation; and both norm bounds with `‖W v‖`, for a unit vector `v` found by power
-    iteration on `WᵀW`. A difference refutes the operator; random vectors that show none do not prove it.
+    In float64, on a copy in eval mode, it compares products of a batch with those of its vectors one by one;
+    `⟨W x, y⟩` with `⟨x, Wᵀy⟩`, which agree for all `x` and `y` only if `W` is linear and `Wᵀ` its adjoint;
+    the gradient of `⟨y, W x⟩` towards the weights with automatic differentiation; and both norm bounds with
+    `‖W v‖`, for a unit vector `v` found by power iteration on `WᵀW`. A difference refutes the operator;
+    random vectors that show none do not prove it.
 
     Args:
         W: the operator.
@@ -87,6 +88,13 @@ def check_operator(W: LinearOperator, shape: tuple[int, ...]) -> OperatorReport:
             f"A product of {name} lies in the memory of what it is of, which callers would write into; give"
             " it memory of its own, such as x.clone()."
         )
+    for what, product, of, made in (("W x", bound, x, image), ("Wᵀ y", bound.adjoint, y, back)):
+        gap = _batch_error(product, of, made)
+        if gap > _TOLERANCE:
+            raise ConfigError(
+                f"`{what}` of {name} for one vector depends on the others of a batch: alone it differs by"
+                f" {gap:.1e} of its size; take nothing over the first dimension."
+            )
     error = _adjoint_error(image, x, y, back)
     if not error <= _TOLERANCE:
         raise ConfigError(
@@ -129,6 +137,12 @@ def _domain(W: LinearOperator, shape: tuple[int, ...]) -> tuple[int, ...]:
 def _check_shape(what: str, value: Tensor, expected: Tensor) -> None:
     if value.shape != expected.shape:
         raise ShapeError(f"Expected {what} of shape {tuple(expected.shape)}, got {tuple(value.shape)}.")
+
+
+@torch.no_grad()
+def _batch_error(product: Callable[[Tensor], Tensor], vectors: Tensor, images: Tensor) -> float:
+    alone = torch.cat([product(vector) for vector in vectors.split(1)])
+    return _largest((alone - images).norm(), images.norm())
 
 
 @torch.no_grad()

@@ -23,14 +23,17 @@ class Anderson(Solver):
     products are computed once per pair, and the small systems are solved in float64.
 
     Safeguard, per sample: when the residual grows threefold, or does not improve for `memory + 2`
-    steps, a Picard step is taken from the best iterate in the history, and the history is dropped. So
-    where `T` contracts, every start afresh is closer to the fixed point than the one before.
+    steps, a step `z + β g` is taken from the best iterate in the history, and the history is dropped. So
+    where `T` contracts, every start afresh is closer to the fixed point than the one before. Where the
+    Jacobian of `T` has eigenvalues below -1, as with the steep `D_τ` of `MOptEq`, steps with `β = 1` lead
+    away: every `memory + 2` steps the `β` of a sample is halved if it has started afresh since, and else
+    multiplied by `√2`, up to what was asked for.
 
     Args:
         tol: relative residual at which a sample stops.
         max_steps: most evaluations of the map.
         memory: number of iterates combined, at least 1 (1 is Picard iteration).
-        damping: `β`, in (0, 1].
+        damping: `β` in the beginning, in (0, 1].
     """
 
     tol: float = 1e-4
@@ -52,6 +55,8 @@ class _AndersonStepper:
         self.memory, self.damping = memory, damping
         self.count = 0  # iterates seen
         self.history = History.like(x, memory)
+        # `β` of each row, once one of them has started afresh.
+        self.lengths: Tensor | None = None
         rooms = (self.history.candidates, self.history.changes)
         self.slots = list(zip(*(t.unbind(1) for t in rooms), strict=True))
 
@@ -60,9 +65,23 @@ class _AndersonStepper:
         return self.slots[self.count % self.memory]
 
     def __call__(self, x: Tensor, f: Tensor, g: Tensor, norms: Tensor) -> Tensor:
-        if self.damping != 1:
+        if self.lengths is not None:
+            torch.addcmul(x, g, self.lengths, out=f)
+        elif self.damping != 1:
             torch.add(x, g, alpha=self.damping, out=f)
         look = self.count % (self.memory + 2) == self.memory + 1
         mixed = mix(self.history, norms, self.count, look)
         self.count += 1
+        if look:
+            self._adapt(x)
         return mixed
+
+    def _adapt(self, x: Tensor) -> None:
+        """Choose `β` by which rows have started afresh since the last look."""
+        afresh = (self.history.born > self.count - (self.memory + 2))[:, None]
+        if self.lengths is None:
+            if not afresh.any():
+                return
+            self.lengths = x.new_full((len(x), 1), self.damping)
+        longer = (2**0.5 * self.lengths).clamp(max=self.damping)
+        self.lengths = torch.where(afresh, 0.5 * self.lengths, longer)

@@ -84,8 +84,8 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
     Raises:
         ConfigError: for something else than a layer, one with forward hooks, a map of yours whose readout is
             not its state, a subclass that overrides what its equation computes without stating anew what is
-            known of that, or a map whose samples enter each other's equation, as in training with a
-            batch-coupled regulariser.
+            known of that, a map whose samples enter each other's equation, as in training with a
+            batch-coupled regulariser, or one that is random, as with dropout in training.
         NonFiniteError: for weights or inputs that are NaN or infinite.
     """
     expect_layer(layer)
@@ -95,7 +95,13 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
             "The layer has a forward hook, which may change what is read or given: a certificate is of the"
             " equilibrium of `x`; remove the hook."
         )
-    if layer.bind(x).batch_coupled:
+    bound, again = layer.bind(x), layer.bind(x)
+    if any(map(_differ, bound.tensors, again.tensors)):
+        raise ConfigError(
+            "The map is another one each time that it reads the input, as with dropout in training, so that"
+            " what is certified is not what was solved; call eval() first, and leave out what is random."
+        )
+    if bound.batch_coupled:
         raise ConfigError(
             "In training the regulariser makes one system of the batch, with no certificate for a sample;"
             " call eval() first."
@@ -123,3 +129,8 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
         objective,
         at_reference,
     )
+
+
+def _differ(one: Tensor, other: Tensor) -> bool:
+    """Whether they differ by more than the order of sums changes."""
+    return bool((one - other).norm() > 1e-3 * one.norm())

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from opteq.errors import NonFiniteError, ShapeError
+from opteq.errors import ConfigError, NonFiniteError, ShapeError
 from opteq.options import check_kind
 from opteq.results import Described
 
@@ -62,7 +62,7 @@ def check_proximal(
         tolerance: by how much symmetry, semidefiniteness and norm may be off.
 
     Raises:
-        ConfigError: if the points are no tensor.
+        ConfigError: if the points are no tensor, or the value at one of them changes with the others.
         NonFiniteError: if a Jacobian is NaN or infinite.
         ShapeError: if there are no points, they are no floating-point numbers, or the map changes the shape
             or has more than 2048 entries per sample.
@@ -87,6 +87,7 @@ def check_proximal(
         if not isinstance(values, Tensor) or values.shape != points.shape:
             got = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
             raise ShapeError(f"Expected a map that keeps the shape {tuple(points.shape)}, got {got}.")
+        _expect_alone(function, points.detach(), values.detach(), tolerance)
         # A map that is constant does not depend on the points.
         sums = values.flatten(1).sum(0) + 0 * points.sum()
         rows = [torch.autograd.grad(entry, points, retain_graph=True)[0].flatten(1) for entry in sums]
@@ -100,3 +101,21 @@ def check_proximal(
         torch.linalg.matrix_norm(jacobian, 2),
         tolerance,
     )
+
+
+def _expect_alone(
+    function: Callable[[Tensor], Tensor], points: Tensor, values: Tensor, tolerance: float
+) -> None:
+    """Raise a `ConfigError` unless the value at a point stays when it takes the places of all the others.
+
+    So many points are given again, as an equation is of one batch. Without this the Jacobian at one point
+    would have in it what the others change.
+    """
+    for place in (0, len(points) - 1):
+        alone = function(points[place].expand_as(points).clone())[place].detach()
+        if not torch.allclose(alone, values[place], rtol=tolerance, atol=tolerance, equal_nan=True):
+            raise ConfigError(
+                f"Expected a map that treats every point by itself, but its value at point {place} changes"
+                " when the others do, or from call to call; leave out batch norm in training mode, what is"
+                " taken over the batch, and what is random."
+            )

@@ -42,7 +42,7 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
     Raises:
         ConfigError: if a part has no known Lipschitz constant, or hooks; the message names it.
         ConvergenceError: if an equilibrium is not found to that precision.
-        NonFiniteError: for inputs or weights that are NaN or infinite.
+        NonFiniteError: for inputs, weights or logits that are NaN or infinite.
         ShapeError: if the classifier does not give logits.
     """
     expect_module(classifier)
@@ -60,8 +60,7 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
     if linear:
         assert isinstance(last, nn.Linear)
         logits = last(logits)
-        rows = last.weight[logits.argmax(1)]
-        gauge = torch.linalg.vector_norm(rows[:, None] - last.weight, dim=2)
+        gauge = _norms(last.weight[logits.argmax(1)][:, None] - last.weight)
     else:
         gauge = torch.full_like(logits, math.sqrt(2))
     if logits.dim() != 2:
@@ -69,11 +68,20 @@ def robust_radius(classifier: nn.Module, x: Tensor) -> Tensor:
             f"Expected a classifier with logits of shape (batch, classes), got {tuple(logits.shape)}; put a"
             " head behind the features."
         )
+    if not bool(logits.isfinite().all()):
+        raise NonFiniteError("The logits are NaN or infinite in float64; scale inputs or weights down.")
     top, predicted = logits.max(1, keepdim=True)
     # 0 / 0 where two classes are a tie that no input breaks.
     radii = ((top - logits) / (gauge * constant)).nan_to_num(0.0, math.inf)
     check_stages(classifier, x[:1], logits[:1])
     return radii.scatter(1, predicted, math.inf).amin(1)
+
+
+def _norms(rows: Tensor) -> Tensor:
+    """Norms along the last dimension, of which none is 0 because squares underflow."""
+    largest = rows.abs().amax(-1, keepdim=True)
+    unit = torch.where(largest > 0, largest, 1.0)
+    return torch.linalg.vector_norm(rows / unit, dim=-1) * unit[..., 0]
 
 
 def _precise(classifier: nn.Module) -> nn.Module:

@@ -17,6 +17,8 @@ from opteq.training.metrics_csv import MetricsCSV
 
 BEST = "best.ckpt"
 LAST = "last.ckpt"
+FILE = "file"
+"""Where a checkpoint that was read says which file it is from."""
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -71,7 +73,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         and all(isinstance(weight, torch.Tensor) for weight in checkpoint["state_dict"].values())
     ):
         raise ConfigError(f"{path} is not a checkpoint of a training run.")
-    return checkpoint
+    return checkpoint | {FILE: str(path)}
 
 
 class BestCheckpoint(ModelCheckpoint):

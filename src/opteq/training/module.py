@@ -21,9 +21,11 @@ from opteq.errors import ConfigError, OpteqError
 from opteq.evaluation.attacks import PGD
 from opteq.layer import solve_log
 from opteq.models.classifier import ImageClassifier
+from opteq.models.loading import expect_weights
 from opteq.objectives.coupling import HeritageDiversity
 from opteq.operators.base import settle_norms
 from opteq.solvelog import SolveLog
+from opteq.training.checkpoints import FILE
 from opteq.training.optimizers import make_optimizer
 from opteq.training.schedules import Schedule, learning_rate_factor
 from opteq.training.shares import own_samples
@@ -180,10 +182,11 @@ class ClassifierModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Refuse the weights of another model before any of them is loaded.
+        """Refuse the weights of another model, and useless ones, before any of them is loaded.
 
         Raises:
-            ConfigError: Names or shapes of the weights differ.
+            ConfigError: Names, shapes or kinds of the weights differ.
+            NonFiniteError: Weights are NaN or infinite.
         """
         expected = {name: tuple(weight.shape) for name, weight in self.state_dict().items()}
         found = {name: tuple(weight.shape) for name, weight in checkpoint["state_dict"].items()}
@@ -195,6 +198,7 @@ class ClassifierModule(LightningModule):
                 f"{name} ({found.get(name, 'missing')} in the checkpoint, "
                 f"{expected.get(name, 'missing')} in the model); use the configuration it was trained with."
             )
+        expect_weights(self, checkpoint["state_dict"], checkpoint.get(FILE, "The checkpoint"))
 
     @property
     def _headline(self) -> str:
