@@ -57,6 +57,7 @@ NEEDED = {
     "matrix": lambda: torch.eye(2),
     "channels": lambda: 2,
     "factor": lambda: 2,
+    "unit": unit,
     "units": lambda: [convolutional(), convolutional()],
     "maps": lambda: [unit(), unit()],
     "deep": lambda: opteq.DeepOptEq([unit(), unit()]),

@@ -186,7 +186,7 @@ def test_a_network_a_solver_and_data_of_ones_own_are_trained_and_tested(run, com
 
 
 def test_images_are_classified(run, command, folder):
-    (folder / "images").mkdir()
+    (folder / "images").mkdir(exist_ok=True)
     pixels = np.full((8, 8), 60, dtype=np.uint8)
     pixels[4:] = 200
     Image.fromarray(pixels).save(folder / "images" / "a.png")
@@ -197,9 +197,10 @@ def test_images_are_classified(run, command, folder):
 
 
 @pytest.mark.parametrize("arguments", [("test",), ("validate",), ("predict", "images")])
-def test_what_a_run_names_is_not_imported_unless_it_is_trusted(run, capsys, arguments):
+def test_what_a_run_names_is_not_imported_unless_it_is_trusted(run, folder, capsys, arguments):
+    (folder / "images").mkdir(exist_ok=True)
     name, *rest = arguments
-    assert main([name, str(run), *rest]) == 2
+    assert main([name, str(run), *[str(folder / part) for part in rest]]) == 2
     assert "It uses mine.Body" in (err := capsys.readouterr().err)
     assert "--trust true" in err
     assert "mine" not in sys.modules

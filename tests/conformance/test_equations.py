@@ -181,7 +181,7 @@ def test_equilibria_have_the_least_energy(case: MapCase):
     if equation.objective is None:
         pytest.skip("has no scalar objective")
     layer = EquilibriumLayer(case.map(), Picard(tol=1e-13, max_steps=2000))
-    star = layer(case.inputs(seed=100)).detach()
+    star = layer.solve(case.inputs(seed=100)).state.detach()
     least = equation.objective(star)
     for seed in range(20):
         other = star + 10.0 ** (-seed % 4) * state(equation, seed)

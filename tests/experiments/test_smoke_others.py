@@ -6,7 +6,8 @@ from tests.experiments.smoke import check, of
 
 
 @pytest.mark.parametrize(
-    "name", of("opteq-learnt", "opteq-small", "opteq-theorem", "connected", "following", "iteration")
+    "name",
+    of("opteq-learnt", "opteq-small", "opteq-theorem", "connected", "following", "iteration", "hidden"),
 )
 def test_every_table_trains_and_is_measured(name, tmp_path):
     check(name, tmp_path)

@@ -133,8 +133,8 @@ def test_steps_that_lead_away_are_shortened():
 
 
 def test_a_length_of_steps_is_halved_by_starts_afresh_and_grows_again():
-    """Of two rows, whose changes are made up, the first is thrown far off in its second and third step."""
-    sizes = [1.0, 9.0, 90.0, *(1 / k for k in range(4, 18))]
+    """Of two rows, whose changes are made up, the first is thrown far off twice, of which once is free."""
+    sizes = [1.0, 9.0, 90.0, 0.5, 9.0, 90.0, *(1 / k for k in range(4, 19))]
     stepper = Anderson(memory=2, damping=0.8).start(torch.zeros(2, 1, dtype=torch.float64))
     lengths = []
     for k, size in enumerate(sizes):
@@ -145,6 +145,6 @@ def test_a_length_of_steps_is_halved_by_starts_afresh_and_grows_again():
         stepper(x, f, g, torch.stack([g[:, 0].abs(), f[:, 0].abs()], 1))
         lengths.append((f / g)[:, 0])
     expected = torch.tensor(
-        [[0.8] * 4 + [0.4] * 4 + [0.4 * 2**0.5] * 4 + [0.8] * 5, [0.8] * 17], dtype=torch.float64
+        [[0.8] * 8 + [0.4] * 4 + [0.4 * 2**0.5] * 4 + [0.8] * 5, [0.8] * 21], dtype=torch.float64
     )
     torch.testing.assert_close(torch.stack(lengths, 1), expected, rtol=1e-12, atol=0)

@@ -27,7 +27,7 @@ class Anderson(Solver):
     where `T` contracts, every start afresh is closer to the fixed point than the one before. Where the
     Jacobian of `T` has eigenvalues below -1, as with the steep `D_τ` of `MOptEq`, steps with `β = 1` lead
     away: every `memory + 2` steps the `β` of a sample is halved if it has started afresh since, and else
-    multiplied by `√2`, up to what was asked for.
+    multiplied by `√2`, up to what was asked for. The first time costs nothing: that may be the mixing alone.
 
     Args:
         tol: relative residual at which a sample stops.
@@ -55,7 +55,8 @@ class _AndersonStepper:
         self.memory, self.damping = memory, damping
         self.count = 0  # iterates seen
         self.history = History.like(x, memory)
-        # `β` of each row, once one of them has started afresh.
+        # Whether each row has started afresh; its `β`, once one of them has a second time.
+        self.warned: Tensor | None = None
         self.lengths: Tensor | None = None
         rooms = (self.history.candidates, self.history.changes)
         self.slots = list(zip(*(t.unbind(1) for t in rooms), strict=True))
@@ -79,9 +80,13 @@ class _AndersonStepper:
     def _adapt(self, x: Tensor) -> None:
         """Choose `β` by which rows have started afresh since the last look."""
         afresh = (self.history.born > self.count - (self.memory + 2))[:, None]
+        if self.warned is None:
+            self.warned = afresh
+            return
+        again, self.warned = afresh & self.warned, afresh | self.warned
         if self.lengths is None:
-            if not afresh.any():
+            if not again.any():
                 return
             self.lengths = x.new_full((len(x), 1), self.damping)
         longer = (2**0.5 * self.lengths).clamp(max=self.damping)
-        self.lengths = torch.where(afresh, 0.5 * self.lengths, longer)
+        self.lengths = torch.where(again, 0.5 * self.lengths, longer)
