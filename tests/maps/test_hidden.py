@@ -32,6 +32,7 @@ def dense_unit(**options) -> OptEqUnit:
 
 
 @pytest.mark.parametrize("mu", [1.0, 1.7])
+@pytest.mark.spec("R1.4")
 def test_it_solves_the_equation_of_the_hidden_variable(mu: float):
     unit = dense_unit(mu=mu)
     layer, x = layer_of(unit), torch.randn(5, 3, dtype=torch.float64)

@@ -128,7 +128,7 @@ def _sizes(record: EquilibriumRecord) -> Table:
         rows.append([f"input ‖x‖{where}", "", *(f"{v:.3g}" for v in layer.input_norm), ""])
         norms = [f"{v:.3g}" for v in layer.output_norm]
         scales = [f"{v:.3g}" for v in layer.scale]
-        channels = [f"{effective:.1f} of {count}" for count, effective in layer.channels]
+        channels = [f"{_number(effective)} of {count}" for count, effective in layer.channels]
         if len(scales) == 1:
             rows.append([f"equilibrium z*{where}", *scales, *norms, *channels])
         else:

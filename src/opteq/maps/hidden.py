@@ -63,7 +63,7 @@ class HiddenReadoutEquation(Equation[Tensor]):
 
     def readout(self, state: Tensor) -> Tensor:
         """`σ(W z + c)`."""
-        return self.inner.activation.overwrite(self.inner.preactivation(state))
+        return self.inner.hidden(state)
 
     def reformulate(self, gradient: bool = False) -> Reformulation[Tensor]:
         return self.inner.reformulate(gradient)
@@ -80,8 +80,8 @@ class HiddenReadoutEquation(Equation[Tensor]):
 
     def distance_bound(self, state: Tensor) -> Certificate:
         """`L_σ‖W‖` times that of `z`, since `‖y - y*‖ ≤ L_σ‖W (z - z*)‖`."""
-        of_state = self.inner.distance_bound(state)
-        return replace(of_state, value=self._steepness * of_state.value)
+        of_state, steepness = self.inner.distance_bound(state), self.inner.activation.lipschitz
+        return replace(of_state, value=steepness * self.inner.W.norm_bound() * of_state.value)
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
         return self.inner.rates(pushes)
@@ -95,7 +95,3 @@ class HiddenReadoutEquation(Equation[Tensor]):
         push = next(pushes)
         pull = self.inner.rates(iter((push,)))[1]
         return self.inner.activation.lipschitz * push / room(pull)
-
-    @property
-    def _steepness(self) -> Tensor:
-        return self.inner.activation.lipschitz * self.inner.W.norm_bound()

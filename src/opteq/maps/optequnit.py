@@ -198,13 +198,17 @@ class OptEqEquation(Equation[Tensor]):
         same = image.dtype == self.injection.dtype
         return image.add_(self.injection) if same else image + self.injection
 
+    def hidden(self, state: Tensor) -> Tensor:
+        """`y = σ(W z + c)`."""
+        return self.activation.overwrite(self.preactivation(state))
+
     def pool(self, hidden: Tensor) -> Tensor:
         """`(1/μ) Wᵀ y`, which carries a hidden state `y` to `z`."""
         z = self.W.adjoint(hidden).to(hidden.dtype)
         return z if self.mu == 1 else z / self.mu
 
     def __call__(self, state: Tensor) -> Tensor:
-        return self.pool(self.activation.overwrite(self.preactivation(state)))
+        return self.pool(self.hidden(state))
 
     @property
     def objective(self) -> Callable[[Tensor], Tensor]:
