@@ -133,18 +133,20 @@ def test_steps_that_lead_away_are_shortened():
 
 
 def test_a_length_of_steps_is_halved_by_starts_afresh_and_grows_again():
-    """Of two rows, whose changes are made up, the first is thrown far off twice, of which once is free."""
+    """Of three rows, whose changes are made up, one is thrown far off twice and one once, which is free."""
     sizes = [1.0, 9.0, 90.0, 0.5, 9.0, 90.0, *(1 / k for k in range(4, 19))]
-    stepper = Anderson(memory=2, damping=0.8).start(torch.zeros(2, 1, dtype=torch.float64))
+    late = [1.0, 0.9, 0.8, 0.5, 9.0, 90.0, *(1 / k for k in range(4, 19))]
+    stepper = Anderson(memory=2, damping=0.8).start(torch.zeros(3, 1, dtype=torch.float64))
     lengths = []
-    for k, size in enumerate(sizes):
+    for k, (twice, once) in enumerate(zip(sizes, late, strict=True)):
         f, g = stepper.rooms
-        x = torch.zeros(2, 1, dtype=torch.float64)
-        g.copy_(torch.tensor([[size], [1 / (k + 1)]]))
+        x = torch.zeros(3, 1, dtype=torch.float64)
+        g.copy_(torch.tensor([[twice], [1 / (k + 1)], [once]]))
         f.copy_(x + g)
         stepper(x, f, g, torch.stack([g[:, 0].abs(), f[:, 0].abs()], 1))
         lengths.append((f / g)[:, 0])
     expected = torch.tensor(
-        [[0.8] * 8 + [0.4] * 4 + [0.4 * 2**0.5] * 4 + [0.8] * 5, [0.8] * 21], dtype=torch.float64
+        [[0.8] * 8 + [0.4] * 4 + [0.4 * 2**0.5] * 4 + [0.8] * 5, [0.8] * 21, [0.8] * 21],
+        dtype=torch.float64,
     )
     torch.testing.assert_close(torch.stack(lengths, 1), expected, rtol=1e-12, atol=0)
