@@ -200,6 +200,7 @@ COMPOSED_MAPS = {
         (3,),
     ),
     "hidden": MapCase(lambda: HiddenReadout(OptEqUnit(Conv2d(2, 3), Conv2d(2, 3), "tanh")), (2, 3, 3)),
+    "hidden-deep": MapCase(lambda: HiddenReadout(DeepOptEq(_units("tanh", "elu"), 0.7)), (3,)),
     "mixing": MapCase(lambda: LinearMixing(Dense(4, 3), Dense(3, 3), torch.eye(3) + 0.2), (3,)),
     "wide": MapCase(lambda: WideOptEq(_units("tanh", "relu", "elu")), (3,)),
     "deep-one": MapCase(lambda: DeepOptEq(_units("tanh"), 0.7), (3,)),

@@ -6,6 +6,7 @@ from torch import nn
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
 from opteq.maps.gaussian import GaussianMap
+from opteq.maps.hidden import HiddenReadout
 from opteq.maps.multibranch import MOptEq
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.regularised import Regularised
@@ -36,6 +37,8 @@ class TestKnobs:
             (Regularised(unit(), SquaredNorm(), 0.2), {"strength": 0.2}),
             (kernel, {"width": 0.3, "strength": None}),
             (branches(), {"coupling": 0.01}),
+            (HiddenReadout(Regularised(unit(), SquaredNorm(), 0.2)), {"strength": 0.2}),
+            (HiddenReadout(branches()), {"coupling": 0.01}),
         ]:
             numbers, _ = knobs(network_of(map))
             assert {knob.name: knob.value for knob in numbers} == expected
@@ -47,6 +50,19 @@ class TestKnobs:
 
 
 class TestChanged:
+    def test_what_is_read_is_read_from_the_regularised_equilibrium(self):
+        torch.manual_seed(0)
+        network, x = network_of(HiddenReadout(unit())), torch.ones(1, 3)
+        read = changed(network, Settings(regulariser="squared norm", strength=0.3))(x)
+        map = network[0].map.map
+        equation = map.bind(x)
+        z = equation.initial()
+        for _ in range(500):
+            z = equation(z - 0.3 * z)
+        torch.testing.assert_close(read, equation.hidden(z - 0.3 * z), atol=1e-4, rtol=1e-4)
+        assert (read - network(x)).abs().max() > 1e-3
+        assert changed(network, Settings())[0].map is network[0].map
+
     def test_a_regulariser_is_in_the_equation_that_is_solved(self):
         torch.manual_seed(0)
         network, x = network_of(unit()), torch.ones(1, 3)

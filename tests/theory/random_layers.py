@@ -130,7 +130,7 @@ class Draw(random.Random):
         return MoreauSkip(self.simple(), self.choice((0.2, 0.6, 1.0)))
 
     def hidden(self):
-        return HiddenReadout(self.choice((self.unit, self.mixing))())
+        return HiddenReadout(self.choice((self.unit, self.mixing, self.deep, self.branches))())
 
     def affine(self):
         left, values, right = torch.linalg.svd(torch.randn(4, 4))

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import repeat
 
 from torch import Tensor
 
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm, eliminated
-from opteq.results import Certificate, combined, largest, squared_norm
+from opteq.maps.hiddenvariable import HiddenVariable, with_hidden
+from opteq.results import Certificate, State, combined, largest, squared_norm
+
+Rates = Callable[[Iterator[float]], tuple[float, float]]
 
 
 @dataclass(frozen=True, eq=False)
-class ChainEquation(Equation[Tensor]):
+class ChainEquation(HiddenVariable[Tensor]):
     """`z = f_L(⋯f_1(z))` for single-tensor states, each `f_l` the map of an equation.
 
     A chain of two has a scalar objective if `f_1` is conservative and `f_2` proximal: with
@@ -109,11 +113,22 @@ class ChainEquation(Equation[Tensor]):
         return combined(bounds, reduce(Tensor.mul, [bound.value for bound in bounds]))
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
-        push, pull = 0.0, 1.0
-        for unit in self.units:
-            own, step = unit.rates(pushes)
-            push, pull = step * push + own, step * pull
-        return push, pull
+        return _composed([unit.rates for unit in self.units], pushes)
+
+    def hidden(self, state: Tensor) -> State:
+        """That of the last unit, at what the others make of `z`."""
+        return with_hidden(self.units[-1]).hidden(self._apply(self.units[:-1], state))
+
+    def hidden_rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        *others, last = self.units
+        return _composed([*(unit.rates for unit in others), with_hidden(last).hidden_rates], pushes)
+
+    def hidden_distance_bound(self, state: Tensor) -> Certificate:
+        """That of `z` times the bounds of the units before the last, and what its own `y` follows."""
+        *others, last = self.units
+        steepness = with_hidden(last).hidden_rates(repeat(0.0))[1]
+        parts = [self.distance_bound(state), *(unit.contraction() for unit in others)]
+        return combined(parts, steepness * reduce(Tensor.mul, [part.value for part in parts]))
 
     def readout(self, state: Tensor) -> Tensor:
         """That of the last unit, whose image the state is."""
@@ -130,6 +145,15 @@ class ChainEquation(Equation[Tensor]):
         for unit in units:
             state = unit(state)
         return state
+
+
+def _composed(rates: Sequence[Rates], pushes: Iterator[float]) -> tuple[float, float]:
+    """The Lipschitz constants of functions applied in turn, of which each reads the input as well."""
+    push, pull = 0.0, 1.0
+    for of_unit in rates:
+        own, step = of_unit(pushes)
+        push, pull = step * push + own, step * pull
+    return push, pull
 
 
 class _ChainLinearization(Linearization[Tensor]):

@@ -1,15 +1,20 @@
-"""The hidden variable of an OptEq unit as what is read from its equilibrium."""
+"""The hidden variable of OptEq units as what is read from their equilibrium."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from opteq.equation import Equation, Linearization, Reformulation, room
+from opteq.equation import Equation, Linearization, Reformulation
 from opteq.maps.base import EquilibriumMap
-from opteq.maps.optequnit import OptEqEquation, OptEqUnit
+from opteq.maps.deep import DeepOptEq
+from opteq.maps.hiddenvariable import HiddenVariable, with_hidden
+from opteq.maps.multibranch import MOptEq
+from opteq.maps.optequnit import OptEqUnit
+from opteq.maps.parallel import Parallel
+from opteq.maps.regularised import Regularised
 from opteq.options import check_kind
 from opteq.results import Certificate, State
 
@@ -21,77 +26,92 @@ class HiddenReadout(EquilibriumMap):
     `OptEqEquation.hidden_objective` (Li et al. 2023, Eq. 4). But `z` is what `Wᵀ` leaves of it, and where few
     singular values of `W` stand out, what a classifier reads from `z` is little else than their directions.
 
-    State: `z`, of shape `(batch, W.in_channels, ...)`. Readout: `y`, of shape `(batch, W.out_channels, ...)`.
+    Of a deep map it is the `y` of the last unit, `σ(W_L z_{L-1} + U_L x + b_L)`, the last hidden layer of
+    the feed-forward network that the units correspond to (Xie et al. 2022, §7); of branches the
+    `y_i = σ(W_i h_i(z*) + U_i x + b_i)`, in which their hidden objective is written (Li et al. 2022, Eq. 5).
+
+    State: that of the map. Readout: `y`, of shape `(batch, W.out_channels, ...)`, one for each branch.
 
     Args:
-        unit: the unit.
+        map: an OptEq unit or a map of some: `DeepOptEq`, `Parallel`, `MOptEq`, or a `Regularised` one.
 
     Raises:
-        ConfigError: if `unit` is no OptEq unit.
+        ConfigError: for any other map.
     """
 
-    def __init__(self, unit: OptEqUnit) -> None:
+    def __init__(self, map: EquilibriumMap) -> None:
         super().__init__()
-        self.unit = check_kind(OptEqUnit, "unit", unit, "a unit such as OptEqUnit(W, U)")
+        _expect_units(map)
+        self.map = map
 
     @property
     def injections(self) -> tuple[nn.Module, ...]:
-        return self.unit.injections
+        return self.map.injections
 
     def bind(self, x: State, error: float = 0.0) -> HiddenReadoutEquation:
-        return HiddenReadoutEquation(self.unit.bind(x, error))
+        return HiddenReadoutEquation(with_hidden(self.map.bind(x, error)))
 
 
 @dataclass(frozen=True, eq=False)
-class HiddenReadoutEquation(Equation[Tensor]):
-    """`z = (1/μ) Wᵀ σ(W z + c)`, read out as `y = σ(W z + c)`."""
+class HiddenReadoutEquation(Equation):
+    """The equation of a map, read out as its hidden variable."""
 
-    inner: OptEqEquation
+    inner: HiddenVariable
 
     @property
     def structure(self) -> str:
         return self.inner.structure
 
-    def initial(self) -> Tensor:
+    @property
+    def batch_coupled(self) -> bool:
+        return self.inner.batch_coupled
+
+    def initial(self) -> State:
         return self.inner.initial()
 
-    def first_iterate(self) -> Tensor:
+    def first_iterate(self) -> State:
         return self.inner.first_iterate()
 
-    def __call__(self, state: Tensor) -> Tensor:
+    def __call__(self, state: State) -> State:
         return self.inner(state)
 
-    def readout(self, state: Tensor) -> Tensor:
-        """`σ(W z + c)`."""
+    def readout(self, state: State) -> State:
         return self.inner.hidden(state)
 
-    def reformulate(self, gradient: bool = False) -> Reformulation[Tensor]:
+    def reformulate(self, gradient: bool = False) -> Reformulation:
         return self.inner.reformulate(gradient)
 
-    def linearize(self, state: Tensor) -> Linearization[Tensor]:
+    def linearize(self, state: State) -> Linearization:
         return self.inner.linearize(state)
 
+    def linearize_evaluation(self, state: State) -> Linearization:
+        return self.inner.linearize_evaluation(state)
+
     @property
-    def objective(self) -> Callable[[Tensor], Tensor]:
+    def objective(self) -> Callable[[State], Tensor] | None:
         return self.inner.objective
 
-    def contraction(self, state: Tensor | None = None) -> Certificate:
+    def contraction(self, state: State | None = None) -> Certificate:
         return self.inner.contraction(state)
 
-    def distance_bound(self, state: Tensor) -> Certificate:
-        """`L_σ‖W‖` times that of `z`, since `‖y - y*‖ ≤ L_σ‖W (z - z*)‖`."""
-        of_state, steepness = self.inner.distance_bound(state), self.inner.activation.lipschitz
-        return replace(of_state, value=steepness * self.inner.W.norm_bound() * of_state.value)
+    def curvature(self, state: State | None = None) -> Certificate:
+        return self.inner.curvature(state)
+
+    def distance_bound(self, state: State) -> Certificate:
+        return self.inner.hidden_distance_bound(state)
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
         return self.inner.rates(pushes)
 
     def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
-        """`L_σ‖U‖ / (1 - L_σ‖W‖²/μ)`.
+        return self.inner.hidden_lipschitz(pushes)
 
-        With slopes `D` and `G = (1/μ) W Wᵀ` differentiating the equilibrium gives
-        `dy = D^½ (I - D^½ G D^½)⁻¹ D^½ dc`.
-        """
-        push = next(pushes)
-        pull = self.inner.rates(iter((push,)))[1]
-        return self.inner.activation.lipschitz * push / room(pull)
+
+def _expect_units(map: object) -> None:
+    kinds = (OptEqUnit, DeepOptEq, MOptEq, Parallel, Regularised)
+    check_kind(kinds, "map", map, "OptEqUnit(W, U), or a map of such units")
+    if isinstance(map, Regularised):
+        _expect_units(map.map)
+    if isinstance(map, Parallel):
+        for branch in map.maps:
+            _expect_units(branch)

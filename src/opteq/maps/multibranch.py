@@ -20,6 +20,7 @@ from opteq.equation import (
     room,
 )
 from opteq.maps.coupled import CoupledMap
+from opteq.maps.hiddenvariable import HiddenVariable
 from opteq.maps.optequnit import OptEqEquation, OptEqLinearization, OptEqUnit
 from opteq.maps.parallel import ParallelEquation
 from opteq.objectives.coupling import Coupling, CouplingLinearization
@@ -70,7 +71,7 @@ class MOptEq(CoupledMap[OptEqUnit]):
 
 
 @dataclass(frozen=True, eq=False)
-class MultiBranchEquation(Equation):
+class MultiBranchEquation(HiddenVariable):
     """`z_i = T_i(h_i(z))` for the units `T_i` of one batch.
 
     Attributes:
@@ -160,11 +161,34 @@ class MultiBranchEquation(Equation):
         `‖z - z*‖ ≤ ‖z - p‖ + r‖h(z) - h(p)‖/(1 - q)`.
         """
         units, q = self.branches.contraction(), self.uniqueness().value
-        h = self.coupling.gradient(state)
-        p = self.branches(h)
-        moved = distance(h, self.coupling.gradient(p))
+        p, moved = self._moved(state)
         value = distance(state, p) + units.value * moved / (1 - q)
         return replace(units, value=torch.where(q < 1, value, math.inf))
+
+    def hidden(self, state: State) -> tuple[Tensor, ...]:
+        """`y_i = σ(W_i h_i(z) + c_i)`."""
+        return self.branches.hidden(self.coupling.gradient(state))
+
+    def hidden_distance_bound(self, state: State) -> Certificate:
+        """`(batch,)` `s√r‖h(z) - h(p)‖/(1 - q)`, `s² = max_i μ_iL_σ`, by way of `distance_bound`."""
+        units, q = self.branches.contraction(), self.uniqueness().value
+        moved = self._moved(state)[1]
+        value = self._largest_scale * units.value.sqrt() * moved / (1 - q)
+        return replace(units, value=torch.where(q < 1, value, math.inf))
+
+    def hidden_lipschitz(self, pushes: Iterator[float]) -> float:
+        """`s p (1 + 2rλ(C-1)/(1 - q)) / (1 - q)`, `s² = max_i μ_iL_σ`: there `dy = diag(μ_i^½D_i^½) v`."""
+        return self._largest_scale * self._lifted_lipschitz(pushes)
+
+    @property
+    def _largest_scale(self) -> float:
+        return math.sqrt(max(unit.mu * unit.activation.lipschitz for unit in self.units))
+
+    def _moved(self, state: State) -> tuple[tuple[Tensor, ...], Tensor]:
+        """`p = T(z)` and `‖h(z) - h(p)‖`."""
+        h = self.coupling.gradient(state)
+        p = self.branches(h)
+        return p, distance(h, self.coupling.gradient(p))
 
     def curvature(self, state: State | None = None) -> Certificate:
         """The largest eigenvalue of `B ∂h Bᵀ`, `B = diag(√(L_σ/μ_i) W_i)`, everywhere at most `q`.
@@ -195,6 +219,11 @@ class MultiBranchEquation(Equation):
         where it does. With `|dt|/t ≤ 2‖dz⁰‖/‖z⁰‖`, `‖dz⁰‖ ≤ √r p‖dx‖` and `‖z‖ ≤ ‖z⁰‖/(1 - q)`, which is
         `distance_bound` at 0, both `t` and `τ` cancel. What is left enters as `dc` does, behind a `B`.
         """
+        pull = self.branches.contraction().value.max().item()
+        return math.sqrt(pull) * self._lifted_lipschitz(pushes)
+
+    def _lifted_lipschitz(self, pushes: Iterator[float]) -> float:
+        """A bound on `‖v‖/‖dx‖` for the `v` of `equilibrium_lipschitz`."""
         self.coupling.expect_smooth()
         push = math.hypot(
             *(math.sqrt(u.activation.lipschitz / u.mu) * p for u, p in zip(self.units, pushes, strict=True))
@@ -203,7 +232,7 @@ class MultiBranchEquation(Equation):
         left = room(self.uniqueness().value.max().item())
         # What the width adds: nothing without a D_τ.
         drift = pull * (self.coupling.gain - self.coupling.options.heritage) if self.coupling.tensors else 0.0
-        return math.sqrt(pull) * push * (1 + 2 * drift / left) / left
+        return push * (1 + 2 * drift / left) / left
 
     def linearize(self, state: State) -> Linearization:
         return _MultiBranchLinearization(self, state)

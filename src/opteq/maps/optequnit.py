@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from opteq.activations import Activation, get_activation
 from opteq.equation import (
-    Equation,
     Gradients,
     Linearization,
     Reformulation,
@@ -21,6 +20,7 @@ from opteq.equation import (
     symmetric_psd,
 )
 from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, expect_operator
+from opteq.maps.hiddenvariable import HiddenVariable
 from opteq.maps.watch import Watch
 from opteq.operators.base import LinearOperator
 from opteq.operators.bound import BoundOperator
@@ -121,7 +121,7 @@ class OptEqUnit(EquilibriumMap):
 
 
 @dataclass(frozen=True, eq=False)
-class OptEqEquation(Equation[Tensor]):
+class OptEqEquation(HiddenVariable[Tensor]):
     """`z = (1/μ) Wᵀ σ(W z + c)` for one batch.
 
     Attributes:
@@ -234,6 +234,14 @@ class OptEqEquation(Equation[Tensor]):
         norm = self.W.norm_bound().item()
         steepness = self.activation.lipschitz * norm / self.mu
         return steepness * next(pushes), steepness * norm
+
+    def hidden_rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        """`L_σ‖U‖` and `L_σ‖W‖`.
+
+        The bound `L_σ‖U‖/(1 - L_σ‖W‖²/μ)` on `x ↦ y*(x)` that follows is attained where that of `rates` is.
+        """
+        steepness = self.activation.lipschitz
+        return steepness * next(pushes), steepness * self.W.norm_bound().item()
 
     def linearize(self, state: Tensor) -> OptEqLinearization:
         return OptEqLinearization(self, state)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, check_branches
+from opteq.maps.hiddenvariable import HiddenVariable, with_hidden
 from opteq.results import Certificate, State, combined, largest, tensors_of
 
 
@@ -47,7 +48,7 @@ class Parallel(EquilibriumMap):
 
 
 @dataclass(frozen=True, eq=False)
-class ParallelEquation(Equation):
+class ParallelEquation(HiddenVariable):
     """The product of equations: `z_i = T_i(z_i)` for every branch `i`."""
 
     branches: tuple[Equation, ...]
@@ -117,8 +118,7 @@ class ParallelEquation(Equation):
     def distance_bound(self, state: State) -> Certificate:
         """The root of the sum of the squares of the branches' distances."""
         pairs = zip(self.branches, tensors_of(state), strict=True)
-        bounds = [branch.distance_bound(z) for branch, z in pairs]
-        return combined(bounds, torch.stack([bound.value for bound in bounds]).norm(dim=0))
+        return _root_of_squares([branch.distance_bound(z) for branch, z in pairs])
 
     def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
         rates = [branch.rates(pushes) for branch in self.branches]
@@ -127,6 +127,17 @@ class ParallelEquation(Equation):
 
     def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
         return math.hypot(*(branch.equilibrium_lipschitz(pushes) for branch in self.branches))
+
+    def hidden(self, state: State) -> tuple[Tensor, ...]:
+        """That of every branch."""
+        return _branchwise([with_hidden(branch).hidden for branch in self.branches], state)
+
+    def hidden_distance_bound(self, state: State) -> Certificate:
+        pairs = zip(self.branches, tensors_of(state), strict=True)
+        return _root_of_squares([with_hidden(branch).hidden_distance_bound(z) for branch, z in pairs])
+
+    def hidden_lipschitz(self, pushes: Iterator[float]) -> float:
+        return math.hypot(*(with_hidden(branch).hidden_lipschitz(pushes) for branch in self.branches))
 
     def _each(
         self, ask: Callable[[Equation, State | None], Certificate], state: State | None
@@ -183,6 +194,10 @@ class ParallelLinearization(Linearization):
         pairs = zip(self.parts, tensors_of(cotangent), strict=True)
         gradients, products = zip(*(part.pullback_and_vjp(u) for part, u in pairs), strict=True)
         return tuple(g for own in gradients for g in own), _joined(products)
+
+
+def _root_of_squares(bounds: Sequence[Certificate]) -> Certificate:
+    return combined(bounds, torch.stack([bound.value for bound in bounds]).norm(dim=0))
 
 
 def _branchwise(functions: Sequence[Callable[..., State]], *states: State) -> tuple[Tensor, ...]:

@@ -41,8 +41,8 @@ class Regularised(EquilibriumMap):
         form: `"gradient"`, or `"prox"` for regularisers that have one.
 
     Raises:
-        ConfigError: for an unknown form, a prox that does not exist, or `γ ≥ 2/L_R`; when bound, for a
-            `map` whose state has several branches.
+        ConfigError: for an unknown form, a prox that does not exist, or `γ ≥ 2/L_R`; when bound, for a `map`
+            whose state has several branches, or that is not read out as its state.
     """
 
     def __init__(
@@ -66,6 +66,12 @@ class Regularised(EquilibriumMap):
 
     def bind(self, x: State, error: float = 0.0) -> ChainEquation:
         inner, start = bind_single(self.map, x, error)
+        if inner.readout(start) is not start:
+            name = type(self.map).__name__
+            raise ConfigError(
+                f"{name} reads out something else than its state, of which the regularised map has another:"
+                f" give Regularised the map that is in it, and put {name} round the whole."
+            )
         step = StepEquation(self.regulariser, self.gamma, self.form, start)
         return ChainEquation((step, inner), inner.start if isinstance(inner, ChainEquation) else None)
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from opteq.equation import Equation, Gradients, Linearization, Reformulation, SymmetricForm
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
+from opteq.maps.hiddenvariable import HiddenVariable, with_hidden
 from opteq.options import check, check_flag, is_number
 from opteq.results import Certificate, State, map_state
 
@@ -71,7 +72,7 @@ class MoreauSkip(EquilibriumMap):
 
 
 @dataclass(frozen=True, eq=False)
-class SkipEquation(Equation[Tensor]):
+class SkipEquation(HiddenVariable[Tensor]):
     """`z = αT(z) + (1-α)z` for a single-tensor state."""
 
     inner: Equation[Tensor]
@@ -122,6 +123,13 @@ class SkipEquation(Equation[Tensor]):
         push, pull = self.inner.rates(pushes)
         alpha = float(self._alpha)
         return alpha * push, alpha * pull + 1 - alpha
+
+    def hidden(self, state: Tensor) -> State:
+        """That of `T`."""
+        return with_hidden(self.inner).hidden(state)
+
+    def hidden_rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        return with_hidden(self.inner).hidden_rates(pushes)
 
     def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
         return self.inner.equilibrium_lipschitz(pushes)

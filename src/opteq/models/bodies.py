@@ -82,11 +82,13 @@ class Convolutional(Equilibrium):
         max_norm: ceiling `ζ` on every `‖W‖₂`, or None.
         norm: the way that it is kept; `Ceiling()` unless given.
         weight_start: the initial values of `W`; `UniformStart()` unless given.
+        readout: `"state"`, or of OptEq units `"hidden"`, their hidden variables `y* = σ(W z* + …)`, see
+            `HiddenReadout`, whose `hidden` channels the head has to be told.
         methods: `solver` and `gradient`, see `Equilibrium`.
 
     Raises:
-        ConfigError: if `hidden` and `reductions` differ in length, for an unknown operator, or numbers out of
-            range.
+        ConfigError: if `hidden` and `reductions` differ in length, for an unknown operator or readout, or
+            numbers out of range.
     """
 
     def __init__(
@@ -102,8 +104,10 @@ class Convolutional(Equilibrium):
         max_norm: float | None = 0.97,
         norm: NormControl | None = None,
         weight_start: Start | None = None,
+        readout: str = "state",
         **methods: Any,
     ) -> None:
+        check_choice("readout", readout, ("state", "hidden"))
         state = known("channels", channels)
 
         def made(n: int, reduction: int) -> EquilibriumMap:
@@ -128,7 +132,9 @@ class Convolutional(Equilibrium):
             raise ConfigError(f"`reductions` are those of branches; give `hidden` as a list, got {hidden}.")
         else:
             equilibrium_map = made(hidden, 1)
-        super().__init__(equilibrium_map, **methods)
+        super().__init__(
+            HiddenReadout(equilibrium_map) if readout == "hidden" else equilibrium_map, **methods
+        )
 
 
 class Unit(Convolutional):
@@ -138,12 +144,7 @@ class Unit(Convolutional):
         channels: channels of every state `z`.
         hidden: channels of `W z`; a list has one number per branch.
         bias: whether there is a `b`.
-        readout: `"state"`, the `z*`, or `"hidden"`, the `y* = σ(W z* + U g(x) + b)`, see
-            `HiddenReadout`, whose `hidden` channels the head has to be told.
         options: the other options of `Convolutional`.
-
-    Raises:
-        ConfigError: for an unknown readout, and see `Convolutional`.
     """
 
     def __init__(
@@ -152,16 +153,9 @@ class Unit(Convolutional):
         hidden: int | Sequence[int] = 64,
         *,
         bias: bool = True,
-        readout: str = "state",
         **options: Any,
     ) -> None:
-        check_choice("readout", readout, ("state", "hidden"))
-
-        def unit(*sizes_and_operators: Any, **common: Any) -> EquilibriumMap:
-            made = _unit(*sizes_and_operators, **common)
-            return made if readout == "state" else HiddenReadout(made)
-
-        super().__init__(unit, Parallel, channels, hidden, bias=bias, **options)
+        super().__init__(_unit, Parallel, channels, hidden, bias=bias, **options)
 
 
 class Coupled(Convolutional):

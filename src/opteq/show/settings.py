@@ -12,6 +12,7 @@ from opteq.layer import EquilibriumLayer
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.coupled import CoupledMap
 from opteq.maps.gaussian import GaussianMap
+from opteq.maps.hidden import HiddenReadout
 from opteq.maps.parallel import Parallel
 from opteq.maps.regularised import Regularised
 from opteq.objectives.regularisers import AbsoluteNorm, Incay, Regulariser, SquaredNorm
@@ -76,8 +77,9 @@ def knobs(network: nn.Module) -> tuple[list[Knob], list[str]]:
             if isinstance(part, GaussianMap):
                 width = None if isinstance(part.gamma, str) else float(part.gamma)
                 found["width"] = Knob("width", "γ of the Gaussian kernel", width, 1e-4, 1e2)
-        if not isinstance(layer.map, CoupledMap | Parallel):
-            value = layer.map.gamma if isinstance(layer.map, Regularised) else None
+        map = layer.map.map if isinstance(layer.map, HiddenReadout) else layer.map
+        if not isinstance(map, CoupledMap | Parallel):
+            value = map.gamma if isinstance(map, Regularised) else None
             found["strength"] = Knob("strength", "γ, weight of the regulariser", value, 1e-4, 1.0)
             choices = [TRAINED, *([] if value is None else [NONE]), *_REGULARISERS]
     return list(found.values()), choices
@@ -117,6 +119,9 @@ def _layers(network: nn.Module) -> Iterator[EquilibriumLayer]:
 
 
 def _regularised(map: EquilibriumMap, settings: Settings) -> EquilibriumMap:
+    if isinstance(map, HiddenReadout):
+        regularised = _regularised(map.map, settings)
+        return map if regularised is map.map else HiddenReadout(regularised)
     inner = map.map if isinstance(map, Regularised) else map
     if settings.regulariser == NONE:
         return inner
