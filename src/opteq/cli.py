@@ -5,11 +5,12 @@ import os
 import sys
 from argparse import ArgumentParser
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
-from opteq.configs import presets, read_config, resolve_config
+from opteq.configs import overlaid, presets, read_config, resolve_config
+from opteq.data.places import PLACES
 from opteq.errors import ConfigError, OpteqError
 from opteq.evaluation.suites.names import suite_names
 from opteq.interrupts import interrupted
@@ -367,7 +368,9 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
         from opteq.training.runs import checkpoint_options
 
         options = [*checkpoint_options(chosen.run, chosen.trust == "true"), *options]
-    options, config = _find_configs(options)
+    configs, options, config = _find_configs(options)
+    if command == "fit":
+        _check_place(configs, options)
 
     # Only now: it takes seconds, before which a wrong name is told of.
     from opteq.training.command import run_command
@@ -376,7 +379,9 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
     # The configuration in the folder of a run is named after the folder.
     name = config.resolve().parent.name if config.name == CONFIG else config.stem
     options = ["--help" if option == "--help_all" else option for option in options]
-    outcome = run_command([command, *options], name)
+    # The configurations come first: the options change what they hold, wherever they stand.
+    found = [f"--config={json.dumps(held)}" for held in configs]
+    outcome = run_command([command, *found, *options], name)
     if outcome:
         print(outcome)
 
@@ -396,18 +401,34 @@ def _add_trust(parser: ArgumentParser) -> None:
     )
 
 
-def _find_configs(options: list[str]) -> tuple[list[str], Path]:
-    """Replace presets and files by the options that they hold; also returns the last configuration file.
+def _check_place(configs: list[dict[str, Any]], options: list[str]) -> None:
+    """Refuse a data set that is not where it has to be, before the same seconds.
 
-    They come first: the other options change what they hold, wherever they stand.
+    Where options change more of the data than its folder, such as its class, the data set itself tells.
     """
+    parser = _Parser(prog="opteq fit", add_help=False, allow_abbrev=False)
+    parser.add_argument("--data.root", dest="root")
+    chosen, others = parser.parse_known_args(options)
+    if any(option.startswith(("--data", "--help_all", "--print_config")) for option in others):
+        return
+    match reduce(overlaid, configs, {}).get("data"):
+        case {"class_path": str(name), **rest} if name in PLACES:
+            place, arguments = PLACES[name], rest.get("init_args") or {}
+        case _:
+            return
+    root = chosen.root or arguments.get("root", place.root)
+    if root and not arguments.get("download") and not place.holds(root):
+        raise ConfigError(place.complaint(root))
+
+
+def _find_configs(options: list[str]) -> tuple[list[dict[str, Any]], list[str], Path]:
+    """What the presets and files hold that the options name, the other options, and the last of the files."""
     parser = _Parser(prog="opteq", add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--config", action="append", default=[])
     chosen, others = parser.parse_known_args(options)
     paths = [resolve_config(name) for name in chosen.config]
     configs = [_for_other_data(read_config(str(path)), others) for path in paths]
-    found = [f"--config={json.dumps(config)}" for config in configs]
-    return found + others, paths[-1] if paths else Path("run")
+    return configs, others, paths[-1] if paths else Path("run")
 
 
 def _for_other_data(config: dict[str, Any], options: list[str]) -> dict[str, Any]:

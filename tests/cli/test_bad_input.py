@@ -332,6 +332,22 @@ class TestData:
         assert "--data.root" in refuses("fit", "--config", "cifar10-small")
         assert list(tmp_path.iterdir()) == []
 
+    @pytest.mark.parametrize(
+        ("options", "sentence"),
+        [
+            (["--data.rot", "x"], "data.rot"),
+            (["--data.download", "maybe"], "data.download"),
+            (["--data", "Digits", "--data.batch_size", "0"], "batch_size"),
+        ],
+    )
+    def test_what_is_wrong_with_the_options_is_told_of_before_a_missing_set(self, refuses, options, sentence):
+        assert sentence in refuses("fit", "--config", "cifar10-small", *options)
+
+    def test_a_set_that_the_options_name_is_looked_for_there(self, refuses, tmp_path):
+        (tmp_path / "data" / "cifar-10-batches-py").mkdir(parents=True)
+        said = refuses("fit", "--config", "cifar10-small", "--data.root", "elsewhere")
+        assert "missing or damaged in elsewhere/cifar-10-batches-py" in said
+
     def test_missing_folder(self, fit):
         assert "train does not exist" in fit()
 

@@ -1,6 +1,5 @@
 """CIFAR-10 and CIFAR-100: 60,000 colour images of 32×32 pixels (Krizhevsky 2009)."""
 
-from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -8,6 +7,7 @@ import torchvision.datasets
 
 from opteq.data.base import ImageDataModule
 from opteq.data.images import ArrayImages
+from opteq.data.places import PLACES
 from opteq.data.preprocess import Normalization
 from opteq.errors import ConfigError
 
@@ -49,6 +49,7 @@ class CIFAR10(ImageDataModule):
     """
 
     dataset = torchvision.datasets.CIFAR10
+    place = PLACES["opteq.data.cifar.CIFAR10"]
     in_channels = 3
     image_size = 32
     normalization = Normalization(mean=(0.4914, 0.4822, 0.4465), std=(0.2470, 0.2435, 0.2616))
@@ -59,13 +60,12 @@ class CIFAR10(ImageDataModule):
         self.download = download
 
     def prepare_data(self) -> None:
-        if self.download and not self._folder.is_dir():
+        if self.download and not self.place.holds(self.root):
             try:
                 self.dataset(self.root, download=True)
             except (OSError, RuntimeError) as error:
-                raise ConfigError(
-                    f"Could not download {type(self).__name__} ({error}). {self._how_to_get}"
-                ) from error
+                advice = self.place.how_to_get(self.root)
+                raise ConfigError(f"Could not download {type(self).__name__} ({error}). {advice}") from error
 
     def read(self, split: Literal["train", "val", "test"]) -> ArrayImages | None:
         if split == "val":
@@ -73,23 +73,10 @@ class CIFAR10(ImageDataModule):
         try:
             images = self.dataset(self.root, train=split == "train")
         except (OSError, RuntimeError) as error:
-            raise ConfigError(
-                f"{type(self).__name__} is missing or damaged in {self._folder}. {self._how_to_get}"
-            ) from error
+            raise ConfigError(self.place.complaint(self.root)) from error
         self.all_classes = tuple(images.classes)
         pixels = torch.from_numpy(images.data).permute(0, 3, 1, 2).contiguous()
         return ArrayImages(pixels, torch.tensor(images.targets))
-
-    @property
-    def _folder(self) -> Path:
-        return Path(self.root) / self.dataset.base_folder
-
-    @property
-    def _how_to_get(self) -> str:
-        return (
-            f"Unpack {self.dataset.url} into {self.root}, name the folder that holds it with "
-            "--data.root, or use --data.download true where there is internet access."
-        )
 
 
 class CIFAR100(CIFAR10):
@@ -99,6 +86,7 @@ class CIFAR100(CIFAR10):
     """
 
     dataset = torchvision.datasets.CIFAR100
+    place = PLACES["opteq.data.cifar.CIFAR100"]
     normalization = Normalization(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
 
     def read(self, split: Literal["train", "val", "test"]) -> ArrayImages | None:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 import torchvision.datasets
 
+from opteq.data.places import PLACES
 from opteq.data.scenes import VOID, FileScenes, Size
 from opteq.data.segmentation import SegmentationDataModule
 from opteq.errors import ConfigError
@@ -46,11 +47,7 @@ class Cityscapes(SegmentationDataModule):
         try:
             found: Any = torchvision.datasets.Cityscapes(self.root, folder, "fine", "semantic")
         except (OSError, RuntimeError) as error:
-            raise ConfigError(
-                f"Cityscapes is missing or damaged in {self.root}; unpack leftImg8bit_trainvaltest.zip and"
-                " gtFine_trainvaltest.zip from https://www.cityscapes-dataset.com there, or name the folder"
-                " that holds them with --data.root."
-            ) from error
+            raise ConfigError(PLACES["opteq.data.cityscapes.Cityscapes"].complaint(self.root)) from error
         classes = torch.full((256,), VOID, dtype=torch.uint8)
         for c in _CLASSES:
             classes[c.id] = c.train_id

@@ -10,11 +10,12 @@ from lightning_utilities.core.rank_zero import rank_zero_info
 
 from opteq.data.base import ImageDataModule
 from opteq.data.images import ArrayImages
+from opteq.data.places import DEBIAN_FOLDER, PLACES
 from opteq.data.preprocess import Normalization
 from opteq.errors import ConfigError
 from opteq.system.files import write_beside
 
-DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
+PLACE = PLACES["opteq.data.fashion_mnist.FashionMNIST"]
 FILES = (
     "train-images-idx3-ubyte",
     "train-labels-idx1-ubyte",
@@ -58,9 +59,11 @@ class FashionMNIST(ImageDataModule):
             try:
                 torchvision.datasets.FashionMNIST(self.root, download=True)
             except (OSError, RuntimeError) as error:
-                raise ConfigError(f"Could not download Fashion-MNIST. {_how_to_get(raw)}") from error
+                raise ConfigError(
+                    f"Could not download Fashion-MNIST. {PLACE.how_to_get(self.root)}"
+                ) from error
         else:
-            raise ConfigError(f"Fashion-MNIST is not in {raw}. {_how_to_get(raw)}")
+            raise ConfigError(PLACE.complaint(self.root))
 
     def read(self, split: Literal["train", "val", "test"]) -> ArrayImages | None:
         if split == "val":
@@ -73,13 +76,6 @@ class FashionMNIST(ImageDataModule):
                 f"Fashion-MNIST in {folder} is damaged ({error}); delete that folder."
             ) from error
         return ArrayImages(images.data.unsqueeze(1), images.targets)
-
-
-def _how_to_get(raw: Path) -> str:
-    return (
-        "Install Debian's package dataset-fashion-mnist (apt install dataset-fashion-mnist), or use "
-        "--data.download true where there is internet access."
-    )
 
 
 def _unpack_debian(raw: Path) -> None:

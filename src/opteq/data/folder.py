@@ -8,6 +8,7 @@ import torch
 from opteq.data.base import ImageDataModule
 from opteq.data.finding import find_images_of, shown
 from opteq.data.images import FileImages, channels_of, check_channels
+from opteq.data.places import PLACES
 from opteq.data.preprocess import IMAGENET, IMAGENET_GREY
 from opteq.errors import ConfigError
 from opteq.system.files import readable
@@ -75,10 +76,7 @@ class ImageFolder(ImageDataModule):
 
     def _find(self, folder: Path) -> dict[str, list[Path]]:
         if not folder.is_dir():
-            raise ConfigError(
-                f"Expected image folders {self.root}/train/CLASS and {self.root}/test/CLASS (or val), but "
-                f"{folder} does not exist; name the folder that holds them with --data.root."
-            )
+            raise ConfigError(PLACES["opteq.data.folder.ImageFolder"].complaint(self.root, folder))
         classes = sorted(path for path in folder.iterdir() if path.is_dir() and shown(path.name))
         names = [readable(path.name) for path in classes]
         files = dict(zip(names, find_images_of(classes, folder), strict=True))

@@ -11,6 +11,7 @@ from torch import Tensor
 from opteq.data.base import ImageDataModule
 from opteq.data.finding import find_images
 from opteq.data.images import channels_of, check_channels
+from opteq.data.places import PLACES
 from opteq.data.preprocess import IMAGENET, IMAGENET_GREY
 from opteq.data.scenes import VOID, FileScenes, SceneAugmentation, ScenePreprocess, Size, read_mask
 from opteq.errors import ConfigError
@@ -141,10 +142,8 @@ class SegmentationFolder(SegmentationDataModule):
         images_folder, masks_folder = (self._folder(part, split) for part in ("images", "masks"))
         if images_folder is None or masks_folder is None:
             part = "images" if images_folder is None else "masks"
-            raise ConfigError(
-                f"There is no folder {Path(self.root) / part / split}; name the folder that holds"
-                " images/train, masks/train, images/test and masks/test (or val) with --data.root."
-            )
+            place = PLACES["opteq.data.segmentation.SegmentationFolder"]
+            raise ConfigError(place.complaint(self.root, Path(self.root) / part / split))
         images = find_images(images_folder)
         masks = [(masks_folder / path.relative_to(images_folder)).with_suffix(".png") for path in images]
         for image, mask in zip(images, masks, strict=True):
