@@ -4,6 +4,7 @@ import json
 import re
 from html import escape
 from html.parser import HTMLParser
+from itertools import groupby
 from types import SimpleNamespace
 
 import numpy as np
@@ -406,3 +407,49 @@ EVIL = '"><b>bold</b>'
 def test_every_part_of_a_page_escapes_its_text(html):
     assert "<b>" not in html
     assert "&quot;&gt;&lt;b&gt;bold" in html
+
+
+COMMAND = (
+    "opteq fit --config digits --model.network.body.solver Anderson --model.network.body.solver.max_steps 60"
+    " --trainer.max_epochs 1 --run /tmp/runs-of-a-long-name/that-lie-in-one-another/one"
+)
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_a_command_breaks_between_its_options(browser, width):
+    shown = browser.new_page(viewport={"width": width, "height": 800})
+    shown.set_content(page("run", "", [facts([("command", COMMAND)])], ""))
+    cell = shown.locator("td + td")
+    assert (
+        cell.evaluate("e => { getSelection().selectAllChildren(e); return `${getSelection()}` }") == COMMAND
+    )
+    # Of each character that is not blank, the line that it is on.
+    tops = cell.evaluate(
+        """cell => {
+            const texts = document.createTreeWalker(cell, NodeFilter.SHOW_TEXT), found = [];
+            for (let text; (text = texts.nextNode()); )
+                for (let i = 0; i < text.length; i++) {
+                    if (text.data[i] === ' ') continue;
+                    const range = document.createRange();
+                    range.setStart(text, i);
+                    range.setEnd(text, i + 1);
+                    found.push([text.data[i], range.getBoundingClientRect().top]);
+                }
+            return found; }"""
+    )
+    lines = ["".join(c for c, _ in line) for _, line in groupby(tops, key=lambda pair: round(pair[1]))]
+    shown.close()
+    assert "".join(lines) == COMMAND.replace(" ", "")
+    assert len(lines) > 1
+    if width == 1400:
+        assert all(line.startswith("--") for line in lines[1:])
+    else:
+        assert "--trainer.max_epochs1" in lines
+        # What does not fit breaks before its value, and then at dots and slashes.
+        assert {
+            "--model.network.body.solver",
+            "Anderson",
+            "--model.network.body.solver.",
+            "max_steps",
+        } <= set(lines)
+        assert "/tmp/runs-of-a-long-name/" in lines

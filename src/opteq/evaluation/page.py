@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from html import escape
 
 from matplotlib.figure import Figure
@@ -69,7 +70,9 @@ th { color: var(--soft); font-weight: 400; }
 @media (max-width: 640px) { th, td { padding-left: 11px; } }
 th:first-child, td:first-child { padding-left: 0; text-align: left; }
 td:first-child { white-space: normal; min-width: 8em; }
-.facts td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.facts td { text-align: left; white-space: normal; }
+/* Lines break between these, not at hyphens, and within one only if it does not fit. */
+.facts span { display: inline-block; max-width: 100%; word-break: break-all; }
 tbody tr + tr td, thead + tbody td { border-top: 1px solid var(--line); }
 .missing { margin-top: 16px; border-left: 4px solid #d55e00; padding: 4px 14px; color: var(--ink); }
 details { margin-top: 44px; }
@@ -89,6 +92,9 @@ footer { margin-top: 44px; border-top: 1px solid var(--line); padding-top: 10px;
 
 # Pixels from which a picture no longer fits a phone at a size that can be read.
 _PHONE = 420
+# Where a line of facts may break, and what stands there: before an option of a command or, if it does not fit
+# with its value, between words, or else behind the dots and slashes of one.
+_BREAKS = ((" (?=--)", " "), (" ", " "), ("(?<=[./])", ""))
 
 
 def page(title: str, subtitle: str, parts: Iterable[str], footer: str) -> str:
@@ -157,8 +163,16 @@ def table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> s
 
 def facts(pairs: Iterable[tuple[str, str]]) -> str:
     """Names with what there is to say of each, in lines that wrap."""
-    rows = "".join(f"<tr><td>{escape(name)}</td><td>{escape(text)}</td></tr>\n" for name, text in pairs)
+    rows = "".join(f"<tr><td>{escape(name)}</td><td>{_whole(text)}</td></tr>\n" for name, text in pairs)
     return f'<div class="table facts"><table><tbody>{rows}</tbody></table></div>\n'
+
+
+def _whole(text: str, breaks: Sequence[tuple[str, str]] = _BREAKS) -> str:
+    """A text in pieces within pieces, each of which stays whole where it fits."""
+    if not breaks:
+        return escape(text)
+    (place, between), *finer = breaks
+    return between.join(f"<span>{_whole(piece, finer)}</span>" for piece in re.split(place, text))
 
 
 def missing(explanation: str) -> str:
