@@ -57,6 +57,9 @@ def test_a_suite_has_files_and_a_table(network, digits, tmp_path, name):
         assert figure in text
     assert content["figures"] == [f"{name}.png"] or "equilibrium-spectra.png" in content["figures"]
     assert all(table["title"] in text for table in content["tables"])
+    assert " 2 images" in text or "equilibrium, 2 test images" in text
+    # What shows only a few leaves images out by itself.
+    assert ("(358 left out by --suite_images)" in text) == (name != "saliency")
     scores = content["scores"]
     if name == "corruptions":
         assert scores["mean"] == pytest.approx(np.mean(list(scores["accuracy"].values())))
@@ -84,7 +87,7 @@ def test_unknown_images_come_from_a_folder(network, digits, tmp_path):
     assert scores["raw"]["known_kl"] == pytest.approx(expected, rel=1e-5)
     # The network was never trained: less sure of itself it is less wrong.
     assert scores["scaled"]["known_kl"] < scores["raw"]["known_kl"]
-    assert "of unknown" in text
+    assert text.startswith("360 images of known classes, 5 images of unknown\n")
     assert width(tmp_path / "evaluation" / "ood.png") > 300
 
 
@@ -124,6 +127,7 @@ def test_sub_classes(tmp_path):
     data = Animals(superclasses=True, fold=0)
     data.setup("test")
     text = run_suites(["subclasses"], Answers(), Facts(data, "test"), tmp_path, OF, SuiteOptions())
+    assert text.startswith("Super-class found on 9 images, by sub-class\n")
     scores = stored(tmp_path, "subclasses")["scores"]
     assert (scores["known_accuracy"], scores["unknown_accuracy"]) == (1, 0.5)
     assert [line.split()[-1] for line in text.splitlines() if "all " in line] == ["100.00%", "50.00%"]
@@ -147,7 +151,8 @@ def scenes(tmp_path_factory):
 
 @pytest.mark.spec("R7.7")
 def test_segmentation(scenes, tmp_path):
-    run_suites(["segmentation"], nn.Identity(), scenes, tmp_path, OF, SuiteOptions())
+    text = run_suites(["segmentation"], nn.Identity(), scenes, tmp_path, OF, SuiteOptions())
+    assert text.startswith("Classes of pixels of 3 images; ")
     scores = stored(tmp_path, "segmentation")["scores"]
     batches = [(x.argmax(1), y) for x, y in scenes.test_dataloader()]
     answers, labels = (torch.cat(column).numpy() for column in zip(*batches, strict=True))

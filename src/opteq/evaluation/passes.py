@@ -59,7 +59,8 @@ class Spread:
         for images, labels in self._loader:
             size = size or len(images)
             places = torch.arange(seen, seen + len(images) + 1, dtype=torch.float64)
-            chosen = (places * self._share).ceil().diff() > 0
+            # Rounded: 25 times the share of 7 in 25 is above 7 in floating point.
+            chosen = (places * self._share).round(decimals=6).ceil().diff() > 0
             seen += len(images)
             held.append((images[chosen], labels[chosen]))
             # Batches of a few images would take as long as whole ones.
@@ -76,12 +77,14 @@ def _joined(batches: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def share_of(loader: Iterable[Sequence[Tensor]], images: int | None) -> float:
-    """The share of the images of a loader that is about so many of them; all for None."""
-    if images is None:
-        return 1.0
+    """The share of the images of a loader that is so many of them; all for None."""
+    return 1.0 if images is None else min(1.0, images / max(count_of(loader), 1))
+
+
+def count_of(loader: Iterable[Sequence[Tensor]]) -> int:
+    """The number of images of a loader."""
     dataset = getattr(loader, "dataset", None)
-    total = len(dataset) if isinstance(dataset, Sized) else sum(len(labels) for _, labels in loader)
-    return min(1.0, images / max(total, 1))
+    return len(dataset) if isinstance(dataset, Sized) else sum(len(labels) for _, labels in loader)
 
 
 def device_of(network: nn.Module) -> torch.device:

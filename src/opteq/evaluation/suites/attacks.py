@@ -13,10 +13,10 @@ _AUTOATTACK_CLASSES = 4
 
 def attacks(case: Case) -> Outcome:
     """Accuracy under attacks."""
-    options = case.options
+    options, loader = case.options, case.data.test_dataloader()
     found = attack_accuracies(
         case.network,
-        case.chosen(case.data.test_dataloader()),
+        case.chosen(loader),
         case.data.normalization,
         options.epsilons,
         options.restarts,
@@ -32,7 +32,7 @@ def attacks(case: Case) -> Outcome:
         for e, values in found.pgd.items()
     ]
     header = ["ε", *(f"PGD-{k}" for k in found.steps), *(["AutoAttack"] if found.autoattack else [])]
-    table = Table(f"Accuracy under attack; {found.clean:.2%} without", header, rows)
+    table = Table(f"Accuracy under attack on {case.images(loader)}; {found.clean:.2%} without", header, rows)
     # The keys of JSON objects are texts.
     scores = {
         "clean": found.clean,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from opteq.data.facts import Facts
 from opteq.evaluation.parts import Parts
-from opteq.evaluation.passes import Spread, logits_of, share_of
+from opteq.evaluation.passes import Spread, count_of, logits_of, share_of
 from opteq.evaluation.robustness import has_autoattack
 from opteq.evaluation.table import Table
 
@@ -68,6 +68,17 @@ class Case:
     def chosen(self, loader: Batches) -> Spread:
         """As many of the images of a loader as are asked for."""
         return Spread(loader, share_of(loader, self.options.images))
+
+    def left_out(self, loader: Batches) -> str:
+        """How many images of a loader are left out as fewer are asked for, in brackets, if any are."""
+        number = 0 if self.options.images is None else count_of(loader) - self.options.images
+        return f" ({number:,} left out by --suite_images)" if number > 0 else ""
+
+    def images(self, loader: Batches) -> str:
+        """How many of the images of a loader are evaluated on, and how many are left out."""
+        count = count_of(loader)
+        used = count if self.options.images is None else min(count, self.options.images)
+        return f"{used:,} images{self.left_out(loader)}"
 
     def logits(self, loader: Batches) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Logits and labels of these."""

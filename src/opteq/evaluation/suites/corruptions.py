@@ -36,7 +36,7 @@ def corruptions(case: Case) -> Outcome:
     rows = [[name, *percent(values), f"{means[name]:.2%}"] for name, values in accuracy.items()]
     rows.append(["mean", *percent(by_severity), f"{mean:.2%}"])
     table = Table(
-        f"Accuracy on corrupted images; {clean:.2%} on those as they are",
+        f"Accuracy on {case.images(loader)} when corrupted; {clean:.2%} as they are",
         ["severity", *map(str, range(1, SEVERITIES + 1)), "mean"],
         rows,
     )

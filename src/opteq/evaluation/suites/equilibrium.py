@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from opteq.evaluation.equilibriumreport import as_json, figures, tables
 from opteq.evaluation.equilibriumstudy import study_equilibrium
 from opteq.evaluation.passes import share_of
@@ -13,4 +15,6 @@ def equilibrium(case: Case) -> Outcome:
     loader = case.data.test_dataloader()
     share = share_of(loader, case.options.images)
     record = study_equilibrium(case.network, case.parts.follow(loader), share=share)
-    return Outcome(as_json(record), tables(record), {end: figure for end, figure, _ in figures(record)})
+    first, *others = tables(record)
+    first = replace(first, title=first.title + case.left_out(loader))
+    return Outcome(as_json(record), [first, *others], {end: figure for end, figure, _ in figures(record)})

@@ -25,7 +25,8 @@ def ood(case: Case) -> Outcome:
     """Scores on images of unknown classes beside those of known ones."""
     # Looked for first: where there are none a pass over the known ones would be in vain.
     others = _unknown(case)
-    known, labels = case.logits(case.data.test_dataloader())
+    loader = case.data.test_dataloader()
+    known, labels = case.logits(loader)
     unknown, _ = case.logits(others)
     temperatures = [1.0]
     case.data.data.setup("validate")
@@ -44,7 +45,8 @@ def ood(case: Case) -> Outcome:
             ("auroc", "AUROC of the confidence"),
         )
     ]
-    table = Table(f"{len(labels):,} images of known classes, {len(unknown):,} of unknown", ["", *kinds], rows)
+    title = f"{case.images(loader)} of known classes, {case.images(others)} of unknown"
+    table = Table(title, ["", *kinds], rows)
     return Outcome(
         {kind: _numbers(part) for kind, part in zip(kinds, found, strict=True)},
         [table],

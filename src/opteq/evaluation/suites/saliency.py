@@ -18,8 +18,9 @@ _SHOWN = 8
 def saliency(case: Case) -> Outcome:
     """Which parts of a few images speak for their predictions."""
     loader = case.data.test_dataloader()
-    batches = list(Spread(loader, share_of(loader, _SHOWN)))
-    images, labels = (torch.cat(column)[:_SHOWN] for column in zip(*batches, strict=True))
+    shown = min(_SHOWN, case.options.images or _SHOWN)
+    batches = list(Spread(loader, share_of(loader, shown)))
+    images, labels = map(torch.cat, zip(*batches, strict=True))
     device = device_of(case.network)
     logits, _ = logits_of(case.network, [(images, labels)])
     maps = grad_cam(case.network, images.to(device)).cpu()
@@ -58,5 +59,5 @@ def saliency(case: Case) -> Outcome:
         for i in found
     ]
     header = ["class", "prediction", "confidence", "peak (row, column)", "pixels that hold half"]
-    table = Table("Grad-CAM of the predicted class", header, rows)
+    table = Table(f"Grad-CAM of the predicted class of {len(images)} images", header, rows)
     return Outcome({"images": found}, [table], {"": draw_saliency(samples, maps.numpy(), names)})

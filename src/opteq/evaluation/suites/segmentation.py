@@ -14,8 +14,9 @@ from opteq.plots.masks import draw_class_scores
 def segmentation(case: Case) -> Outcome:
     """How well the pixels of each class are found."""
     names = case.data.class_names
-    loader = case.parts.follow(case.chosen(case.data.test_dataloader()))
-    record = evaluate_scenes(case.network, loader, names, case.data.normalization, device_of(case.network))
+    loader, device = case.data.test_dataloader(), device_of(case.network)
+    batches = case.parts.follow(case.chosen(loader))
+    record = evaluate_scenes(case.network, batches, names, case.data.normalization, device)
     iou, found = record.intersection_over_union, record.class_accuracy
     means = {"mIoU": float(np.nanmean(iou)), "mAcc": float(np.nanmean(found)), "aAcc": record.pixel_accuracy}
     rows = [
@@ -24,7 +25,9 @@ def segmentation(case: Case) -> Outcome:
     ]
     rows.append(["mean", f"{record.confusion.sum():,}", f"{means['mIoU']:.2%}", f"{means['mAcc']:.2%}"])
     table = Table(
-        f"Classes of pixels, {means['aAcc']:.2%} of all are right", ["class", "pixels", "IoU", "found"], rows
+        f"Classes of pixels of {case.images(loader)}; {means['aAcc']:.2%} of all pixels are right",
+        ["class", "pixels", "IoU", "found"],
+        rows,
     )
     by_class = {"intersection_over_union": dict(zip(names, iou, strict=True))}
     by_class["accuracy"] = dict(zip(names, found, strict=True))

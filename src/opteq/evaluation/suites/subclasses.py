@@ -19,8 +19,8 @@ def subclasses(case: Case) -> Outcome:
         raise ConfigError(
             f"The suite subclasses takes data of opteq with super-classes, not {case.data.title}."
         )
-    loader = case.parts.follow(case.chosen(data.subclass_dataloader())) if data.superclasses else None
-    found = subclass_scores(case.network, data, loader)
+    loader = data.subclass_dataloader() if data.superclasses else []
+    found = subclass_scores(case.network, data, case.parts.follow(case.chosen(loader)))
     rows = [
         [name, "yes" if known else "no", f"{count:,}", f"{accuracy:.2%}"]
         for name, known, count, accuracy in zip(
@@ -32,6 +32,7 @@ def subclasses(case: Case) -> Outcome:
         ("all unknown", ~found.known, found.unknown_accuracy),
     ):
         rows.append([name, "", f"{found.counts[chosen].sum():,}", f"{mean:.2%}"])
-    table = Table("Super-class found, by sub-class", ["sub-class", "trained on", "images", "accuracy"], rows)
+    title = f"Super-class found on {case.images(loader)}, by sub-class"
+    table = Table(title, ["sub-class", "trained on", "images", "accuracy"], rows)
     means = {"known_accuracy": found.known_accuracy, "unknown_accuracy": found.unknown_accuracy}
     return Outcome(means | asdict(found), [table], {"": draw_subclasses(found)})
