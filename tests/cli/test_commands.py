@@ -172,7 +172,9 @@ class TestResume:
         before = rows_of(finished / "metrics.csv")
         status, _, err = opteq("fit", "--config", tiny, "--ckpt_path", "last", "--trainer.max_epochs", 3)
         assert status == 0, err
-        assert "Resuming runs/tiny after 2 epochs from runs/tiny/checkpoints/last.ckpt" in caplog.text
+        assert [text for text in caplog.messages if "last.ckpt" in text] == [
+            "Resuming runs/tiny after 2 epochs from runs/tiny/checkpoints/last.ckpt."
+        ]
         rows = rows_of(tmp_path / "runs" / "tiny" / "metrics.csv")
         assert rows[:2] == before
         assert [row["epoch"] for row in rows] == ["0", "1", "2"]
@@ -225,11 +227,13 @@ class TestResume:
         assert read_checkpoint(last)["epoch"] == 2
         assert (folder / "checkpoints" / "best.ckpt").read_bytes() == best
 
-    def test_a_checkpoint_starts_a_new_run(self, finished, tiny, opteq, tmp_path):
+    def test_a_checkpoint_starts_a_new_run(self, finished, tiny, opteq, tmp_path, caplog):
         last = finished / "checkpoints" / "last.ckpt"
         status, _, err = opteq("fit", "--config", tiny, "--ckpt_path", last, "--trainer.max_epochs", 3)
         assert status == 0, err
         assert [row["epoch"] for row in rows_of(tmp_path / "runs" / "tiny" / "metrics.csv")] == ["2"]
+        told = [text for text in caplog.messages if "last.ckpt" in text]
+        assert told == [f"Going on from {last} in runs/tiny."]
 
     def test_options_of_the_model_must_be_those_of_the_run(self, finished, tiny, refuses, tmp_path):
         shutil.copytree(finished, tmp_path / "runs" / "tiny")

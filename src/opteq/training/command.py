@@ -404,6 +404,8 @@ class TrainingCLI(LightningCLI):
                 run = start_run(runs_dir, name, checkpoint)
                 self._held.push(partial(self._leave_no_trace, run.folder))
                 self._held.enter_context(exclusive(run.folder))
+            if checkpoint:
+                rank_zero_info(f"Going on from {checkpoint} in {run.folder}.")
         if is_first_process:
             save_config(run.folder, self._resolved_config())
             write_versions(run.folder)

@@ -2,6 +2,8 @@
 
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 # Advertisements for other products, accelerators that are not there, and internal steps.
 NOISE = (
@@ -11,6 +13,9 @@ NOISE = (
     "HPU available",
     "Loading `train_dataloader` to",
     "`weights_only` was not set",
+    # The command says itself what it goes on from, once.
+    "Restoring states from the checkpoint",
+    "Restored all states from the checkpoint",
 )
 
 LOGGERS = (
@@ -49,6 +54,20 @@ def quiet_lightning() -> None:
             logger.addFilter(_concerns_user)
     for message in IGNORED_WARNINGS:
         warnings.filterwarnings("ignore", message=message)
+
+
+@contextmanager
+def silent_lightning() -> Iterator[None]:
+    """Keep back all messages, not warnings, of what is no training of the user's."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _concerns_user(record: logging.LogRecord) -> bool:

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from opteq.errors import ConfigError
 from opteq.plots.training import draw_rates
 from opteq.system.files import write_beside
+from opteq.training.console import silent_lightning
 
 STEPS = 100
 # The first losses, which Lightning's smoothing leaves too low.
@@ -32,7 +33,7 @@ def find_learning_rate(
     Raises:
         ConfigError: if the losses suggest none.
     """
-    with isolate_rng(), _enough_epochs(trainer), _without_bar():
+    with isolate_rng(), _enough_epochs(trainer), _without_bar(), silent_lightning():
         finder = Tuner(trainer).lr_find(
             model, datamodule=data, min_lr=1e-6, num_training=STEPS, update_attr=False
         )
