@@ -362,16 +362,33 @@ class TestImageFolder:
     @pytest.mark.parametrize("in_channels", [None, 3])
     def test_files_of_other_kinds_are_told_of_once(self, folders, tmp_path, caplog, in_channels):
         root = folders(train=("ab", 10), test=("ab", 3))
-        for name in ("a/10.heic", "a/11.gif", "b/12.gif"):
+        for name in ("a/10.heic", "a/11.svg", "b/12.svg"):
             (tmp_path / "train" / name).touch()
         (tmp_path / "test" / "b" / "Thumbs.db").touch()
         data = prepared(ImageFolder(root, image_size=8, in_channels=in_channels))
         data.read("train")
-        read = "only images ending in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp are read."
+        read = "only images ending in .jpg, .jpeg, .png, .ppm, .bmp, .pgm, .tif, .tiff, .webp, .gif are read."
         assert [record.getMessage() for record in caplog.records] == [
-            f"3 of 23 files in {root}/train are left out (.gif, .heic): {read}",
+            f"3 of 23 files in {root}/train are left out (.heic, .svg): {read}",
             f"1 of 7 files in {root}/test is left out (.db): {read}",
         ]
+
+    def test_of_an_animation_the_first_image_is_read(self, folders, tmp_path):
+        root = folders(train=("ab", 10), test=("ab", 3))
+        first, second = (Image.new("RGB", (8, 8), colour) for colour in ("red", "blue"))
+        for name in ("3.gif", "4.webp", "5.tiff"):
+            file = tmp_path / "test" / "b" / name
+            first.save(
+                file,
+                save_all=True,
+                append_images=[second],
+                **({"lossless": True} if name == "4.webp" else {}),
+            )
+        data = prepared(ImageFolder(root, image_size=8))
+        pixels, labels = pixels_of(data.test_dataloader(), data.normalization)
+        assert labels.tolist() == [0] * 3 + [1] * 6
+        red = np.broadcast_to(np.array([255, 0, 0]).reshape(3, 1, 1), (3, 3, 8, 8))
+        np.testing.assert_array_equal(pixels[-3:].numpy(), red)
 
     def test_grey_images_have_one_channel_where_all_training_images_do(self, folders, tmp_path, rng):
         root = folders(train=("ab", 10), test=("ab", 3))

@@ -1,8 +1,10 @@
 import json
+import re
 from http.client import HTTPConnection
 
 import pytest
 
+from opteq.data.finding import SUFFIXES
 from opteq.errors import ConfigError
 from opteq.show.server import ShowServer
 
@@ -30,6 +32,12 @@ def test_the_page_needs_nothing_from_elsewhere(ask):
         assert headers["Content-Security-Policy"].startswith("default-src 'self'")
         # The name of SVG is no address.
         assert b"://" not in content.replace(b"http://www.w3.org/2000/svg", b"")
+
+
+def test_the_page_offers_to_open_what_folders_are_searched_for(ask):
+    _, _, page = ask("/")
+    (offered,) = re.findall(r'accept="(.*?)"', page.decode())
+    assert set(offered.split(",")) == set(SUFFIXES)
 
 
 def test_it_answers_this_machine_alone(server, ask):

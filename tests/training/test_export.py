@@ -135,7 +135,7 @@ def test_images_to_check_with_that_cannot_be_read_are_skipped(tmp_path):
     levels = np.arange(64, dtype=np.uint8).reshape(8, 8)
     Image.fromarray(levels).save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"no image")
-    (tmp_path / "c.gif").touch()
+    (tmp_path / "c.svg").touch()
     told = []
     pixels = check_pixels(card(None), tmp_path, told.append)
     np.testing.assert_allclose(pixels.numpy(), levels[None, None] / 255, rtol=1e-6)

@@ -12,7 +12,9 @@ from opteq.system.files import check_folder
 
 Tell = Callable[[str], None]
 
-_READ = f"ending in {', '.join(IMG_EXTENSIONS)}"
+# How the names of files end that are taken for images, in folders and on the page of `opteq show`.
+SUFFIXES = (*IMG_EXTENSIONS, ".gif")
+_READ = f"ending in {', '.join(SUFFIXES)}"
 
 
 def find_images(folder: Path, tell: Tell = rank_zero_info) -> list[Path]:
@@ -60,7 +62,7 @@ def _sorted_out(folder: Path) -> tuple[list[Path], list[Path]]:
     images, others = [], []
     for path in sorted(_visible_files(folder), key=lambda path: path.split(os.sep)):
         file = Path(path)
-        (images if file.suffix.lower() in IMG_EXTENSIONS else others).append(file)
+        (images if file.suffix.lower() in SUFFIXES else others).append(file)
     return images, others
 
 
