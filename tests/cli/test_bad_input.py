@@ -441,14 +441,39 @@ class TestCheckpoints:
         assert f"runs/tiny/checkpoints/{file} {sentence} {name}" in found
         assert not (tmp_path / "runs" / "other").exists()
 
-    def test_a_training_that_diverges_in_its_last_step(self, refuses, tiny, monkeypatch):
-        def diverge(self, *_):
-            self.network.head[-1].bias.data.fill_(math.nan)
+    @pytest.mark.parametrize("value", [math.nan, math.inf])
+    @pytest.mark.parametrize("validated", [True, False])
+    def test_a_training_that_diverges_in_its_last_step_keeps_the_last_finite_checkpoint(
+        self, refuses, opteq, tiny, tmp_path, monkeypatch, validated, value
+    ):
+        epochs = 0
 
-        monkeypatch.setattr(ClassifierModule, "on_train_epoch_end", diverge)
-        sentence = refuses("fit", "--config", tiny, "--trainer.max_epochs", 1)
-        assert "best.ckpt holds weights that are NaN or infinite" in sentence
-        assert sentence.endswith("use an earlier checkpoint, or train with a lower learning rate.")
+        def diverge(self, *_):
+            # In the last of the two steps of an epoch, behind its loss.
+            if self.global_step == 2 * epochs - 1:
+                self.network.head[-1].bias.data[3] = value
+
+        monkeypatch.setattr(ClassifierModule, "on_before_zero_grad", diverge)
+        command = ["fit", "--config", tiny, "--run", "one"]
+        command += [] if validated else ["--trainer.limit_val_batches", 0]
+        epochs = 1
+        assert refuses(*command) == (
+            "The training diverged in epoch 0: weights are NaN or infinite, among them"
+            " network.head.4.bias. There is no checkpoint before it: start anew with"
+            " --trainer.gradient_clip_val 1 or a lower --model.learning_rate."
+        )
+        assert list((tmp_path / "runs" / "one").rglob("*.ckpt")) == []
+        epochs = 2
+        sentence = refuses(*command)
+        last = tmp_path / "runs" / "one-2" / "checkpoints" / "last.ckpt"
+        assert "diverged in epoch 1" in sentence
+        assert "runs/one-2/checkpoints/last.ckpt is still that of the epoch before: go on from it" in sentence
+        assert torch.load(last, weights_only=True)["epoch"] == 0
+        epochs = 0
+        more = ["--ckpt_path", "last", "--run", "one-2", "--trainer.gradient_clip_val", 1]
+        assert all(str(word) in sentence for word in more)
+        assert opteq(*command, *more).status == 0
+        assert torch.load(last, weights_only=True)["epoch"] == 1
 
     def test_configuration_that_is_not_text(self, refuses, copy):
         (copy / "config.yaml").write_bytes(b"\xff\x00")

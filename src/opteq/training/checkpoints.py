@@ -11,7 +11,7 @@ from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, StochasticWeightAveraging
 
-from opteq.errors import ConfigError, OpteqError
+from opteq.errors import ConfigError, NonFiniteError, OpteqError
 from opteq.system.files import write_beside
 from opteq.training.metrics_csv import MetricsCSV
 
@@ -76,6 +76,25 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     return checkpoint | {FILE: str(path)}
 
 
+def _refuse_diverged(trainer: Trainer, module: LightningModule, folder: Path) -> None:
+    """Raise a `NonFiniteError` for weights that must not take the place of those in the checkpoints there."""
+    bad = next((name for name, weight in module.named_parameters() if not weight.isfinite().all()), None)
+    if bad is None:
+        return
+    last, run = folder / LAST, folder.parent.name
+    raise NonFiniteError(
+        f"The training diverged in epoch {trainer.current_epoch}: weights are NaN or infinite, among them"
+        f" {bad}. "
+        + (
+            f"{last} is still that of the epoch before: go on from it with the same command, --ckpt_path last"
+            f" --run {run} and --trainer.gradient_clip_val 1, or start anew with a lower"
+            if last.is_file()
+            else "There is no checkpoint before it: start anew with --trainer.gradient_clip_val 1 or a lower"
+        )
+        + " --model.learning_rate."
+    )
+
+
 class BestCheckpoint(ModelCheckpoint):
     """Keeps `best.ckpt`, the checkpoint of the epoch with the highest score on the validation images.
 
@@ -99,6 +118,7 @@ class BestCheckpoint(ModelCheckpoint):
         )
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _refuse_diverged(trainer, pl_module, Path(str(self.dirpath)))
         # There is none where nothing is validated, or not yet.
         if self.monitor in trainer.callback_metrics:
             super().on_train_epoch_end(trainer, pl_module)
@@ -138,6 +158,7 @@ class LastCheckpoint(Checkpoint):
         self.table = table
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _refuse_diverged(trainer, pl_module, self.path.parent)
         if self.table is not None:
             metrics = convert_tensors_to_scalars(trainer._logger_connector.metrics["log"])
             self.table.log_metrics(metrics | {"epoch": trainer.current_epoch}, trainer.global_step - 1)
