@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from opteq.operators.norms.base import Nonexpansive, rounding
+from opteq.operators.norms.base import Nonexpansive, rounding, unit_of
 from opteq.options import strict_options
 
 
@@ -25,19 +25,12 @@ class AlmostOrthogonal(Nonexpansive):
     """
 
     def contracted(self, operator: nn.Module, stored: Tensor) -> Tensor:
-        # Of any size `W` is the same; in units of its entries the squares neither overflow nor vanish.
-        kernel = stored / _unit(stored)
+        kernel = stored / unit_of(stored)
         kernel = kernel if stored.dim() == 4 else kernel[..., None, None]
         filters = kernel.unflatten(0, (getattr(operator, "groups", 1), -1))
         sums = _row_sums(filters)
         d = torch.where(sums > 0, sums, 1.0).rsqrt() * rounding(kernel)
         return (filters * d[:, None, :, None, None]).view_as(stored)
-
-
-def _unit(stored: Tensor) -> Tensor:
-    """A power of two near the largest entry, by which dividing rounds nothing."""
-    largest = stored.detach().abs().amax()
-    return torch.where(largest > 0, largest, 1.0).log2().floor().exp2()
 
 
 def _row_sums(filters: Tensor) -> Tensor:

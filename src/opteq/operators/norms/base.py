@@ -86,6 +86,15 @@ def times(weights: Weights, factor: float | Tensor) -> Weights:
     return (first * factor, *rest)
 
 
+def unit_of(weight: Tensor) -> Tensor:
+    """A power of two near the largest entry, by which dividing rounds nothing.
+
+    Where the size of a weight does not count, its squares in this unit neither overflow nor vanish.
+    """
+    largest = weight.detach().abs().amax()
+    return torch.where(largest > 0, largest, 1.0).log2().floor().exp2()
+
+
 def rounding(weight: Tensor) -> float:
     """A factor below 1 that makes up for what rounding adds to the norm of a weight of this size."""
     terms = weight.numel() // min(weight.shape[:2])

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from opteq.errors import ConfigError
-from opteq.operators.norms.base import Nonexpansive, rounding
+from opteq.operators.norms.base import Nonexpansive, rounding, unit_of
 from opteq.options import strict_options
 
 
@@ -77,6 +77,7 @@ def middle_of(operator: nn.Module) -> Tensor:
 
 def orthonormal(matrix: Tensor) -> Tensor:
     """The `Q` of `QR` with a positive diagonal of `R`, of the transpose where that is taller."""
+    matrix = matrix / unit_of(matrix)
     tall = matrix.shape[-2] >= matrix.shape[-1]
     q, r = torch.linalg.qr(matrix if tall else matrix.mT)
     q = q * torch.where(r.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0).to(q.dtype)[..., None, :]
@@ -90,7 +91,7 @@ def _shifts(spans: Tensor) -> Tensor:
     product = identity.expand(groups, 1, n, n)
     for pair in spans.unbind(1):
         for columns in pair.split((n // 2, n - n // 2), dim=-1):
-            q = torch.linalg.qr(columns).Q
+            q = torch.linalg.qr(columns / unit_of(columns)).Q
             p = (q @ q.mT)[:, None]
             # One pixel further for the part of I - P.
             product = F.pad(product @ p, (0, 0, 0, 0, 0, 1)) + F.pad(

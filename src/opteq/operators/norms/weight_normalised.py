@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from opteq.operators.norms.base import NormControl
+from opteq.operators.norms.base import NormControl, unit_of
 from opteq.options import strict_options
 
 
@@ -26,6 +26,7 @@ class WeightNormalised(NormControl):
 
     def weight(self, operator: nn.Module) -> Tensor:
         v = super().weight(operator)
+        v = v / unit_of(v)
         gain: Tensor = operator.gain  # type: ignore[assignment]
         length = _lengths(v)
         return gain * (v / torch.where(length > 0, length, 1.0))
