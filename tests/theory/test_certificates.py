@@ -312,6 +312,23 @@ def test_refuses_a_map_that_is_random():
     assert certify(layer.eval(), x).distance.value.isfinite().all()
 
 
+@pytest.mark.parametrize("tracked", [True, False])
+def test_refuses_a_batch_norm_that_goes_by_the_batch(tracked):
+    norm = torch.nn.BatchNorm1d(6, track_running_stats=tracked)
+    layer = EquilibriumLayer(OptEqUnit(Dense(4, 6), torch.nn.Sequential(Dense(8, 6), norm)))
+    x = torch.randn(5, 8)
+    with pytest.raises(ConfigError, match=r"^map\.injection\.operator\.1 normalises .*call eval\(\) first"):
+        certify(layer, x)
+    layer.eval()
+    if tracked:
+        # Nor has it taken note of the batch.
+        assert not norm.running_mean.any()
+        assert certify(layer, x).distance.value.isfinite().all()
+    else:
+        with pytest.raises(ConfigError, match="give it track_running_stats=True"):
+            certify(layer, x)
+
+
 def test_refuses_what_has_no_certificate_sample_by_sample():
     layer, x = EquilibriumLayer(decorrelated()[0]), torch.randn(4, 5)
     with pytest.raises(ConfigError, match=r"one system of the batch.*call eval\(\) first"):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from opteq.errors import ConfigError
 from opteq.layer import EquilibriumLayer
@@ -85,7 +86,7 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
         ConfigError: for something else than a layer, one with forward hooks, a map of yours whose readout is
             not its state, a subclass that overrides what its equation computes without stating anew what is
             known of that, a map whose samples enter each other's equation, as in training with a
-            batch-coupled regulariser, or one that is random, as with dropout in training.
+            batch-coupled regulariser or a batch norm, or one that is random, as with dropout in training.
         NonFiniteError: for weights or inputs that are NaN or infinite.
     """
     expect_layer(layer)
@@ -95,6 +96,7 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
             "The layer has a forward hook, which may change what is read or given: a certificate is of the"
             " equilibrium of `x`; remove the hook."
         )
+    _expect_own_statistics(layer)
     bound, again = layer.bind(x), layer.bind(x)
     if any(map(_differ, bound.tensors, again.tensors)):
         raise ConfigError(
@@ -129,6 +131,17 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
         objective,
         at_reference,
     )
+
+
+def _expect_own_statistics(layer: EquilibriumLayer) -> None:
+    """Raise a `ConfigError` for a batch norm that goes by the batch, before it has taken note of this one."""
+    for name, part in layer.named_modules():
+        if isinstance(part, _BatchNorm) and (part.training or part.running_mean is None):
+            kept = "" if part.track_running_stats else " and give it track_running_stats=True"
+            raise ConfigError(
+                f"{name} normalises by the mean and the variance of the batch, so that a certificate would be"
+                f" of this batch alone; call eval() first{kept}."
+            )
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
