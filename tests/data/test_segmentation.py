@@ -178,7 +178,7 @@ def test_bad_names_of_classes(folder, tmp_path, content, message):
 
 
 def test_bad_options_and_missing_folders(folder, tmp_path):
-    with pytest.raises(ConfigError, match=r"no folder .*images/train; name the folder .*--data\.root"):
+    with pytest.raises(ConfigError, match=r"no folder .*images/train\. Name the folder .*--data\.root"):
         prepared(SegmentationFolder(str(tmp_path / "nowhere"), (6, 8)))
     root = folder(train=6, test=1)
     with pytest.raises(ConfigError, match="`ignore_index` from 0 to 255, got 256"):
