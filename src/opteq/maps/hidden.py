@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from torch import nn
 
-from torch import Tensor, nn
-
-from opteq.equation import Equation, Linearization, Reformulation
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
-from opteq.maps.hiddenvariable import HiddenVariable, with_hidden
+from opteq.maps.hiddenvariable import HiddenReadoutEquation, with_hidden
 from opteq.maps.multibranch import MOptEq
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.parallel import Parallel
 from opteq.maps.regularised import Regularised
 from opteq.options import check_kind
-from opteq.results import Certificate, State
+from opteq.results import State
 
 
 class HiddenReadout(EquilibriumMap):
@@ -50,61 +46,6 @@ class HiddenReadout(EquilibriumMap):
 
     def bind(self, x: State, error: float = 0.0) -> HiddenReadoutEquation:
         return HiddenReadoutEquation(with_hidden(self.map.bind(x, error)))
-
-
-@dataclass(frozen=True, eq=False)
-class HiddenReadoutEquation(Equation):
-    """The equation of a map, read out as its hidden variable."""
-
-    inner: HiddenVariable
-
-    @property
-    def structure(self) -> str:
-        return self.inner.structure
-
-    @property
-    def batch_coupled(self) -> bool:
-        return self.inner.batch_coupled
-
-    def initial(self) -> State:
-        return self.inner.initial()
-
-    def first_iterate(self) -> State:
-        return self.inner.first_iterate()
-
-    def __call__(self, state: State) -> State:
-        return self.inner(state)
-
-    def readout(self, state: State) -> State:
-        return self.inner.hidden(state)
-
-    def reformulate(self, gradient: bool = False) -> Reformulation:
-        return self.inner.reformulate(gradient)
-
-    def linearize(self, state: State) -> Linearization:
-        return self.inner.linearize(state)
-
-    def linearize_evaluation(self, state: State) -> Linearization:
-        return self.inner.linearize_evaluation(state)
-
-    @property
-    def objective(self) -> Callable[[State], Tensor] | None:
-        return self.inner.objective
-
-    def contraction(self, state: State | None = None) -> Certificate:
-        return self.inner.contraction(state)
-
-    def curvature(self, state: State | None = None) -> Certificate:
-        return self.inner.curvature(state)
-
-    def distance_bound(self, state: State) -> Certificate:
-        return self.inner.hidden_distance_bound(state)
-
-    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
-        return self.inner.rates(pushes)
-
-    def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
-        return self.inner.hidden_lipschitz(pushes)
 
 
 def _expect_units(map: object) -> None:

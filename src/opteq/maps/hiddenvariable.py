@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from itertools import repeat, tee
 
-from opteq.equation import Equation
+from torch import Tensor
+
+from opteq.equation import Equation, Linearization, Reformulation
 from opteq.errors import ConfigError
 from opteq.results import Certificate, S, State
 
@@ -40,6 +42,61 @@ class HiddenVariable(Equation[S]):
         once, again = tee(pushes)
         push, pull = self.hidden_rates(once)
         return push + pull * self.equilibrium_lipschitz(again)
+
+
+@dataclass(frozen=True, eq=False)
+class HiddenReadoutEquation(Equation):
+    """The equation of a map, read out as its hidden variable."""
+
+    inner: HiddenVariable
+
+    @property
+    def structure(self) -> str:
+        return self.inner.structure
+
+    @property
+    def batch_coupled(self) -> bool:
+        return self.inner.batch_coupled
+
+    def initial(self) -> State:
+        return self.inner.initial()
+
+    def first_iterate(self) -> State:
+        return self.inner.first_iterate()
+
+    def __call__(self, state: State) -> State:
+        return self.inner(state)
+
+    def readout(self, state: State) -> State:
+        return self.inner.hidden(state)
+
+    def reformulate(self, gradient: bool = False) -> Reformulation:
+        return self.inner.reformulate(gradient)
+
+    def linearize(self, state: State) -> Linearization:
+        return self.inner.linearize(state)
+
+    def linearize_evaluation(self, state: State) -> Linearization:
+        return self.inner.linearize_evaluation(state)
+
+    @property
+    def objective(self) -> Callable[[State], Tensor] | None:
+        return self.inner.objective
+
+    def contraction(self, state: State | None = None) -> Certificate:
+        return self.inner.contraction(state)
+
+    def curvature(self, state: State | None = None) -> Certificate:
+        return self.inner.curvature(state)
+
+    def distance_bound(self, state: State) -> Certificate:
+        return self.inner.hidden_distance_bound(state)
+
+    def rates(self, pushes: Iterator[float]) -> tuple[float, float]:
+        return self.inner.rates(pushes)
+
+    def equilibrium_lipschitz(self, pushes: Iterator[float]) -> float:
+        return self.inner.hidden_lipschitz(pushes)
 
 
 def with_hidden(equation: Equation) -> HiddenVariable:

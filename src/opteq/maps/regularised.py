@@ -12,6 +12,7 @@ from opteq.equation import AutogradLinearization, Equation, Gradients, Lineariza
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.maps.chain import ChainEquation
+from opteq.maps.hiddenvariable import HiddenReadoutEquation
 from opteq.objectives.batch_regularisers import BatchRegulariser
 from opteq.objectives.regularisers import Regulariser
 from opteq.options import check_choice, check_kind, check_positive
@@ -42,7 +43,7 @@ class Regularised(EquilibriumMap):
 
     Raises:
         ConfigError: for an unknown form, a prox that does not exist, or `γ ≥ 2/L_R`; when bound, for a `map`
-            whose state has several branches, or that is not read out as its state.
+            whose state has several branches, or that is a `HiddenReadout`.
     """
 
     def __init__(
@@ -66,11 +67,10 @@ class Regularised(EquilibriumMap):
 
     def bind(self, x: State, error: float = 0.0) -> ChainEquation:
         inner, start = bind_single(self.map, x, error)
-        if inner.readout(start) is not start:
-            name = type(self.map).__name__
+        if isinstance(inner, HiddenReadoutEquation):
             raise ConfigError(
-                f"{name} reads out something else than its state, of which the regularised map has another:"
-                f" give Regularised the map that is in it, and put {name} round the whole."
+                "The hidden variable is that of the regularised equilibrium: give Regularised the map in"
+                " HiddenReadout, and put HiddenReadout round the whole."
             )
         step = StepEquation(self.regulariser, self.gamma, self.form, start)
         return ChainEquation((step, inner), inner.start if isinstance(inner, ChainEquation) else None)
