@@ -7,7 +7,16 @@ from tests.experiments.smoke import check, of
 
 @pytest.mark.parametrize(
     "name",
-    of("opteq-learnt", "opteq-small", "opteq-theorem", "connected", "following", "iteration", "hidden"),
+    of(
+        "opteq-learnt",
+        "opteq-small",
+        "opteq-theorem",
+        "connected",
+        "following",
+        "iteration",
+        "hidden",
+        "deep-hidden",
+    ),
 )
 def test_every_table_trains_and_is_measured(name, tmp_path):
     check(name, tmp_path)
