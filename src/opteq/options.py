@@ -82,7 +82,7 @@ def check(condition: bool, name: str, value: object, expected: str) -> None:
         raise ConfigError(f"Expected `{name}` to be {expected}, got {got}.")
 
 
-def check_kind(kind: type[Kind] | tuple[type[Kind], ...], name: str, value: object, expected: str) -> Kind:
+def check_kind(kind: type[Kind], name: str, value: object, expected: str) -> Kind:
     """`value`, or a `ConfigError` unless the argument `name` is an object of that kind."""
     check(isinstance(value, kind), name, value, expected)
     return value  # type: ignore[return-value]

@@ -25,9 +25,11 @@ from opteq import (
 )
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap
+from opteq.maps.optequnit import OptEqEquation
 from opteq.models.bodies import Coupled, Deep, Gaussian, Unit
+from opteq.models.parts import build, complete
 from opteq.results import tensors_of
-from opteq.theory.lipschitz import lipschitz_bound
+from opteq.theory.lipschitz import equilibrium_lipschitz, lipschitz_bound
 
 
 def layer_of(map: EquilibriumMap, tol: float = 1e-12) -> EquilibriumLayer:
@@ -144,17 +146,18 @@ def test_maps_of_units_do_not_take_it_for_one():
         DeepOptEq([hidden])
     with pytest.raises(ConfigError, match="HiddenReadout"):
         MOptEq([hidden, hidden])
-    with pytest.raises(ConfigError, match=r"OptEqUnit\(W, U\), or a map"):
+    with pytest.raises(ConfigError, match="Only OptEq units have a hidden variable"):
         HiddenReadout(hidden)
-    with pytest.raises(ConfigError, match=r"(?s)OptEqUnit\(W, U\), or a map.*KernelMap"):
+    with pytest.raises(ConfigError, match=r"Only OptEq units .*KernelMap"):
         HiddenReadout(Parallel([dense_unit(), KernelMap(Dense(3, 4), Dense(3, 3))]))
-    with pytest.raises(ConfigError, match=r"(?s)OptEqUnit\(W, U\), or a map.*MoreauSkip"):
+    with pytest.raises(ConfigError, match=r"Only OptEq units .*MoreauSkip"):
         HiddenReadout(Regularised(MoreauSkip(dense_unit()), SquaredNorm(), 0.1))
     with pytest.raises(ConfigError, match="has no hidden variable"):
         HiddenReadout(Unusual(dense_unit(), SquaredNorm(), 0.1)).bind(torch.randn(2, 3))
-    with pytest.raises(ConfigError, match="put HiddenReadout round the whole"):
-        Regularised(hidden, SquaredNorm(), 0.1).bind(torch.randn(2, 3))
-    with pytest.raises(ConfigError, match=r"OptEqUnit\(W, U\), or a map"):
+    for inside in (hidden, MoreauSkip(hidden, 0.5)):
+        with pytest.raises(ConfigError, match="put HiddenReadout round the whole"):
+            Regularised(inside, SquaredNorm(), 0.1).bind(torch.randn(2, 3))
+    with pytest.raises(ConfigError, match="Only OptEq units have a hidden variable"):
         Gaussian(4, 8, readout="hidden")
     with pytest.raises(ConfigError, match="readout"):
         Unit(4, 6, readout="Hidden")
@@ -290,3 +293,101 @@ def test_equal_branches_attain_their_bound_where_all_is_active():
     jacobian = torch.autograd.functional.jacobian(lambda x: torch.cat(layer(x), 1), x).view(6, 3)
     bound = layer.map.bind(x).equilibrium_lipschitz(iter((2.0, 2.0)))
     assert torch.linalg.matrix_norm(jacobian, 2).item() == pytest.approx(bound, rel=1e-3)
+
+
+BODIES = [
+    ("Unit", {}, 64),
+    ("Unit", {"hidden": 24}, 24),
+    ("Unit", {"hidden": 24, "readout": "state"}, 8),
+    ("Deep", {"hidden": [9, 12]}, 12),
+    ("Coupled", {"hidden": [9, 9]}, 9),
+]
+
+
+@pytest.mark.parametrize(("body", "options", "channels"), BODIES)
+def test_the_head_follows_what_is_read(body, options, channels):
+    parts = {
+        "stem": {"class_path": "opteq.models.stems.ConvStem", "init_args": {"channels": 8}},
+        "body": {
+            "class_path": f"opteq.models.bodies.{body}",
+            "init_args": {"readout": "hidden", "max_norm": 0.8, **options},
+        },
+        "head": {
+            "class_path": "opteq.models.heads.Head",
+            "init_args": {"branches": 2 if body == "Coupled" else 1},
+        },
+    }
+    network = {"class_path": "opteq.models.classifier.ImageClassifier", "init_args": parts}
+    complete(network, 3, 10)
+    assert parts["head"]["init_args"]["channels"] == channels
+    assert build(network)(torch.rand(2, 3, 8, 8)).shape == (2, 10)
+
+
+class Loud(OptEqEquation):
+    """A hundred times the `y`, and the same `z`, of which it states all that holds."""
+
+    def hidden(self, state):
+        return 100 * super().hidden(state)
+
+    def __call__(self, state):
+        return self.pool(OptEqEquation.hidden(self, state))
+
+    def contraction(self, state=None):
+        return OptEqEquation.contraction(self, state)
+
+    def distance_bound(self, state):
+        return OptEqEquation.distance_bound(self, state)
+
+    def rates(self, pushes):
+        return OptEqEquation.rates(self, pushes)
+
+    def equilibrium_lipschitz(self, pushes):
+        return OptEqEquation.equilibrium_lipschitz(self, pushes)
+
+
+class LoudAndHonest(Loud):
+    def hidden_rates(self, pushes):
+        push, pull = OptEqEquation.hidden_rates(self, pushes)
+        return 100 * push, 100 * pull
+
+
+class Shouting(OptEqUnit):
+    equation: type[Loud] = Loud
+
+    @property
+    def injections(self):
+        return (self.injection,)
+
+    def bind(self, x, error=0.0):
+        bound = super().bind(x, error)
+        return self.equation(bound.injection, bound.W, bound.activation, bound.mu, bound.kept)
+
+
+def test_who_changes_the_hidden_variable_has_to_state_its_bounds():
+    torch.manual_seed(0)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    layer = layer_of(Shouting(Dense(4, 6), Dense(3, 6))).eval()
+    for ask in (lambda: certify(layer, x), lambda: equilibrium_lipschitz(layer.map, x)):
+        with pytest.raises(ConfigError, match="hidden_"):
+            ask()
+    # Its state is certified as ever.
+    certify(EquilibriumLayer(layer.map.map, Anderson(tol=1e-10)).eval(), x)
+    layer.map.map.equation = LoudAndHonest
+    jacobian = torch.autograd.functional.jacobian(lambda a: layer(a)[0], x[:1]).squeeze(1)
+    assert torch.linalg.matrix_norm(jacobian, 2) <= equilibrium_lipschitz(layer.map, x).value
+    assert certify(layer, x).distance.value.isfinite().all()
+
+
+def test_what_reading_rounds_is_in_the_distance():
+    torch.manual_seed(0)
+    unit, x = OptEqUnit(Dense(4, 6), Dense(3, 6), max_norm=0.05), torch.randn(8, 3)
+    layer = EquilibriumLayer(HiddenReadout(unit), Anderson(tol=2e-6)).eval()
+    y, certificate = layer(x), certify(layer, x)
+    exact = layer_of(unit)(x.double())
+    assert ((y - exact).norm(dim=1) <= 1.001 * certificate.distance.value).all()
+    assert (certificate.distance.value < 1e-6).all()
+
+
+def test_what_branches_know_of_their_first_iterate_is_kept():
+    equation = HiddenReadout(coupled()).bind(torch.randn(2, 3)).detach()
+    assert equation.inner.start is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap
 from opteq.maps.deep import DeepOptEq
 from opteq.maps.hiddenvariable import HiddenReadoutEquation, with_hidden
@@ -11,7 +12,6 @@ from opteq.maps.multibranch import MOptEq
 from opteq.maps.optequnit import OptEqUnit
 from opteq.maps.parallel import Parallel
 from opteq.maps.regularised import Regularised
-from opteq.options import check_kind
 from opteq.results import State
 
 
@@ -49,8 +49,11 @@ class HiddenReadout(EquilibriumMap):
 
 
 def _expect_units(map: object) -> None:
-    kinds = (OptEqUnit, DeepOptEq, MOptEq, Parallel, Regularised)
-    check_kind(kinds, "map", map, "OptEqUnit(W, U), or a map of such units")
+    if not isinstance(map, OptEqUnit | DeepOptEq | MOptEq | Parallel | Regularised):
+        raise ConfigError(
+            "Only OptEq units have a hidden variable to read, alone, deep, parallel, coupled or regularised;"
+            f" got {type(map).__name__}."
+        )
     if isinstance(map, Regularised):
         _expect_units(map.map)
     if isinstance(map, Parallel):

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import repeat, tee
+from typing import Self
 
 from torch import Tensor
 
@@ -49,6 +50,10 @@ class HiddenReadoutEquation(Equation):
     """The equation of a map, read out as its hidden variable."""
 
     inner: HiddenVariable
+
+    def detach(self) -> Self:
+        # Branches keep the first iterate that they know.
+        return replace(self, inner=self.inner.detach())
 
     @property
     def structure(self) -> str:

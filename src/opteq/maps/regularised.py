@@ -13,6 +13,7 @@ from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, bind_single, expect_map
 from opteq.maps.chain import ChainEquation
 from opteq.maps.hiddenvariable import HiddenReadoutEquation
+from opteq.maps.skip import SkipEquation
 from opteq.objectives.batch_regularisers import BatchRegulariser
 from opteq.objectives.regularisers import Regulariser
 from opteq.options import check_choice, check_kind, check_positive
@@ -67,7 +68,10 @@ class Regularised(EquilibriumMap):
 
     def bind(self, x: State, error: float = 0.0) -> ChainEquation:
         inner, start = bind_single(self.map, x, error)
-        if isinstance(inner, HiddenReadoutEquation):
+        read = inner
+        while isinstance(read, SkipEquation):
+            read = read.inner
+        if isinstance(read, HiddenReadoutEquation):
             raise ConfigError(
                 "The hidden variable is that of the regularised equilibrium: give Regularised the map in"
                 " HiddenReadout, and put HiddenReadout round the whole."

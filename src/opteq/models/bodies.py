@@ -82,8 +82,8 @@ class Convolutional(Equilibrium):
         max_norm: ceiling `ζ` on every `‖W‖₂`, or None.
         norm: the way that it is kept; `Ceiling()` unless given.
         weight_start: the initial values of `W`; `UniformStart()` unless given.
-        readout: `"state"`, or of OptEq units `"hidden"`, their hidden variables `y* = σ(W z* + …)`, see
-            `HiddenReadout`, whose `hidden` channels the head has to be told.
+        readout: `"state"`, or of OptEq units `"hidden"`, their hidden variables `y* = σ(W z* + …)`, of
+            `hidden` channels, see `HiddenReadout`.
         methods: `solver` and `gradient`, see `Equilibrium`.
 
     Raises:
@@ -135,6 +135,12 @@ class Convolutional(Equilibrium):
         super().__init__(
             HiddenReadout(equilibrium_map) if readout == "hidden" else equilibrium_map, **methods
         )
+
+    @staticmethod
+    def hidden_channels(hidden: int | Sequence[int]) -> int | None:
+        """Channels of the hidden variables for these `hidden`; None where those of branches differ."""
+        different = {hidden} if isinstance(hidden, int) else set(hidden)
+        return different.pop() if len(different) == 1 else None
 
 
 class Unit(Convolutional):
@@ -300,6 +306,11 @@ class Deep(Convolutional):
             return deep if regulariser is None else Regularised(deep, regulariser, gamma, form)
 
         super().__init__(_unit, join, channels, _listed(hidden), reductions=None, bias=bias, **options)
+
+    @staticmethod
+    def hidden_channels(hidden: int | Sequence[int]) -> int | None:
+        """Those of the last unit."""
+        return hidden if isinstance(hidden, int) else hidden[-1]
 
 
 class Stack(nn.Sequential):

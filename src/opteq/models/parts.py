@@ -42,7 +42,17 @@ def complete(network: Any, in_channels: int, classes: int) -> None:
     for stage in _stages(stem):
         channels = _fill(stage, in_channels=channels, channels=None)
     _fill(body, channels=channels)
-    _fill(head, channels=channels, classes=classes)
+    _fill(head, channels=_read_from(body, channels), classes=classes)
+
+
+def _read_from(body: Any, channels: int | None) -> int | None:
+    """The channels of what a body gives: those of its state unless its hidden variable is read."""
+    arguments = (body or {}).get("init_args") or {}
+    if arguments.get("readout") != "hidden":
+        return channels
+    cls: Any = locate(body["class_path"])
+    hidden = arguments.get("hidden", signature(cls).parameters["hidden"].default)
+    return cls.hidden_channels(hidden)
 
 
 def _stages(stem: Any) -> list[Any]:

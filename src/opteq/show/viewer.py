@@ -336,14 +336,16 @@ def _first_call(network: nn.Module, image: Tensor) -> tuple[EquilibriumLayer, St
 def _distance(network: nn.Module, image: Tensor, card: ModelCard) -> str:
     layer, x = _first_call(network, image)
     certificate = certify(layer, x)
-    bound, size = float(certificate.distance.value), float(norm(layer.solve(x).value))
+    solution = layer.solve(x)
+    bound, size = float(certificate.distance.value), float(norm(solution.value))
+    read = "z" if solution.value is solution.state else "y"
     if not math.isfinite(bound):
         return (
             "Not available: the map is not known to bring all states closer to one another, without which no"
             " bound on the distance holds."
         )
     known = "at most" if certificate.distance.kind != "estimate" else "by an estimate about"
-    return f"‖z - z*‖ is {known} {bound:.3g}, beside ‖z‖ = {size:.3g}."
+    return f"‖{read} - {read}*‖ is {known} {bound:.3g}, beside ‖{read}‖ = {size:.3g}."
 
 
 @torch.no_grad()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -27,13 +27,14 @@ class LayerCertificate:
     """What is known about the equilibria of one batch; every number is per sample, in float64.
 
     Attributes:
-        state: the equilibrium `z` that the layer computed. Coupled kernel maps iterate on `y`, which is here
-            and of which residual and contraction are; distances are those of the `z = W y` they give.
+        state: the equilibrium `z` that the layer computed, of which residual and contraction are. Distances
+            are of what it reads out: of the `z = W y` of coupled kernel maps, whose state is `y`, and of the
+            `y` of a `HiddenReadout`.
         residual: `(batch,)` `‖T(z)-z‖ / ‖T(z)‖`.
         contraction: bound on the Lipschitz constant of `T`; below 1 the equilibrium is unique.
         local_contraction: bound on `‖J‖` at `z`.
-        distance: bound on `‖z - z*‖`; infinite where none is known.
-        distance_to_reference: estimate of `‖z - z*‖` from a solve to a residual of 1e-12; NaN where
+        distance: bound on `‖z - z*‖`, or the same of what is read out; infinite where none is known.
+        distance_to_reference: estimate of that from a solve to a residual of 1e-12; NaN where
             that one did not converge.
         objective: `(batch,)` hidden objective at `z`; None for maps without one.
         objective_at_reference: the same at the tightly solved equilibrium.
@@ -97,36 +98,39 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
             " equilibrium of `x`; remove the hook."
         )
     _expect_own_statistics(layer)
-    bound, again = layer.bind(x), layer.bind(x)
-    if any(map(_differ, bound.tensors, again.tensors)):
+    once, again = layer.bind(x), layer.bind(x)
+    if any(map(_differ, once.tensors, again.tensors)):
         raise ConfigError(
             "The map is another one each time that it reads the input, as with dropout in training, so that"
             " what is certified is not what was solved; call eval() first, and leave out what is random."
         )
-    if bound.batch_coupled:
+    if once.batch_coupled:
         raise ConfigError(
             "In training the regulariser makes one system of the batch, with no certificate for a sample;"
             " call eval() first."
         )
-    computed = layer.solve(x).state
+    solution = layer.solve(x)
     equation = in_float64(layer).bind(map_state(Tensor.double, x))
     expect_own_claims(equation, DISTANCE)
     # A `U` of others may give another precision than it is asked for.
     equation = equation.with_tensors(tuple(t.detach().double() for t in equation.tensors))
-    z = map_state(Tensor.double, computed)
+    z, answer = map_state(Tensor.double, solution.state), map_state(Tensor.double, solution.value)
     image = equation(z)
     reference, info = solve_fixed_point(equation, z, _REFERENCE)
-    gap = distance(equation.readout(reference), equation.readout(z))
+    gap = distance(equation.readout(reference), answer)
+    bound = equation.distance_bound(z)
+    # Reading the answer from the state rounds once more.
+    bound = replace(bound, value=bound.value + distance(answer, equation.readout(z)))
     objective = at_reference = None
     if equation.objective is not None:
         objective = equation.objective(z)
         at_reference = equation.objective(reference).where(info.converged, torch.nan)
     return LayerCertificate(
-        computed,
+        solution.state,
         distance(z, image) / norm(image).clamp(min=torch.finfo(torch.float64).tiny),
         equation.contraction(),
         equation.contraction(z),
-        equation.distance_bound(z),
+        bound,
         Certificate(gap.where(info.converged, torch.nan), "estimate", ("The reference is the equilibrium.",)),
         objective,
         at_reference,

@@ -10,6 +10,7 @@ from typing import Any
 from opteq.activations import Activation
 from opteq.equation import Equation
 from opteq.errors import ConfigError
+from opteq.maps.hiddenvariable import HiddenReadoutEquation, HiddenVariable
 from opteq.objectives.coupling import Coupling, HeritageDiversity
 from opteq.objectives.inner_product import InnerProductKernel
 from opteq.objectives.patches import Patches, WholeSample
@@ -22,6 +23,7 @@ DISTANCE = ("contraction", "distance_bound")
 """What an equation states for a certificate of its equilibria."""
 LIPSCHITZ = ("rates", "equilibrium_lipschitz")
 """What it states of how they follow the input."""
+_HIDDEN = ("hidden_rates", "hidden_distance_bound", "hidden_lipschitz")
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,8 @@ class _Kind:
 
 _SOLVING = ("curvature", "first_iterate", "initial", "linearize", "objective", "reformulate", "structure")
 _KINDS = (
-    _Kind(Equation, DISTANCE + LIPSCHITZ, _SOLVING),
+    _Kind(Equation, DISTANCE + LIPSCHITZ, _SOLVING + _HIDDEN),
+    _Kind(HiddenVariable, _HIDDEN, _SOLVING + DISTANCE + LIPSCHITZ + ("readout",)),
     _Kind(Similarity, ("hessian_bound", "largest_eigenvalue_bound", "rates"), ("linearize", "value")),
     _Kind(BoundOperator, ("quick_norm_bound",), ("gram", "norm_assumption", "norm_bound", "weight_gradient")),
     _Kind(
@@ -60,8 +63,11 @@ def expect_own_claims(bound: Equation | BoundOperator, claims: tuple[str, ...] =
         bound: the equation or operator of one batch.
         claims: which bounds of equations are asked for, `DISTANCE` or `LIPSCHITZ`.
     """
-    unwanted = {*DISTANCE, *LIPSCHITZ} - set(claims)
-    for part in _parts(bound):
+    unwanted = {*DISTANCE, *LIPSCHITZ, *_HIDDEN} - set(claims)
+    parts = list(_parts(bound))
+    if any(isinstance(part, HiddenReadoutEquation) for part in parts):
+        unwanted -= set(_HIDDEN)
+    for part in parts:
         for kind in _KINDS:
             if isinstance(part, kind.cls):
                 for claim in kind.claims:
