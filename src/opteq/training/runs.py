@@ -141,12 +141,14 @@ def checkpoint_of(folder: Path) -> Path:
     return best if best.is_file() else best.with_name(LAST)
 
 
-def checkpoint_options(folder: Path, trust: bool = False) -> list[str]:
-    """The options that make `validate`, `test` or `predict` use the checkpoint that a run is judged by.
+def checkpoint_options(folder: Path, trust: bool = False, checkpoint: str | None = None) -> list[str]:
+    """The options that make `validate`, `test` or `predict` use a checkpoint of a run.
 
     Args:
         folder: The folder of the run.
         trust: Whether its configuration may name any class, see `opteq.load`.
+        checkpoint: `"best"` or `"last"` for that of the run, or a file; the one that the run is judged by
+            unless given.
 
     Raises:
         ConfigError: The folder is not that of a run, or names a class that is not trusted.
@@ -158,7 +160,11 @@ def checkpoint_options(folder: Path, trust: bool = False) -> list[str]:
         raise ConfigError(f"{folder} is not the folder of a run, for want of {config}; {hint}")
     if not trust:
         check_trusted(read_config(str(config)))
-    return ["--config", str(config), "--ckpt_path", str(checkpoint_of(folder))]
+    if checkpoint is None:
+        checkpoint = str(checkpoint_of(folder))
+    elif f"{checkpoint}.ckpt" in (BEST, LAST):
+        checkpoint = str(folder / CHECKPOINTS / f"{checkpoint}.ckpt")
+    return ["--config", str(config), "--ckpt_path", checkpoint]
 
 
 def run_folder(checkpoint: Path) -> Path:
