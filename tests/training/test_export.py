@@ -105,7 +105,7 @@ def test_nothing_is_overwritten_and_what_cannot_be_reached_is_said(tmp_path):
         export(network, card(network), pixels, path, "tflite")
     assert not path.exists()
     path.write_bytes(b"mine")
-    with pytest.raises(ConfigError, match="exists already; name another file"):
+    with pytest.raises(ConfigError, match="is there already; remove it or choose another --output"):
         export(network, card(network), pixels, path, "torch")
     assert path.read_bytes() == b"mine"
 

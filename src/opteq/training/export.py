@@ -116,7 +116,7 @@ def export(
     if steps is not None:
         check_counts(steps=steps)
     if path.exists():
-        raise ConfigError(f"{path} exists already; name another file.")
+        raise ConfigError(f"{path} is there already; remove it or choose another --output.")
     whole = OfPixels(network, (card.mean, card.std)).eval()
     with torch.no_grad():
         expected = _exact(whole)(pixels.double()).float()
