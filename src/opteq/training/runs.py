@@ -22,7 +22,7 @@ import yaml
 from opteq.configs import read_config
 from opteq.errors import ConfigError
 from opteq.models.parts import check_trusted
-from opteq.spelling import did_you_mean
+from opteq.spelling import run_meant
 from opteq.system.files import write_file
 from opteq.training.checkpoints import BEST, LAST, read_checkpoint
 
@@ -155,8 +155,7 @@ def checkpoint_options(folder: Path, trust: bool = False, checkpoint: str | None
     """
     config = folder / CONFIG
     if not config.is_file():
-        known = [str(other.parent) for other in folder.parent.glob(f"*/{CONFIG}")]
-        hint = did_you_mean(str(folder), known, "name one that opteq fit has made.", cutoff=0.8)
+        hint = run_meant(str(folder), CONFIG, "name one that opteq fit has made.")
         raise ConfigError(f"{folder} is not the folder of a run, for want of {config}; {hint}")
     if not trust:
         check_trusted(read_config(str(config)))
