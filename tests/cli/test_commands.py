@@ -501,7 +501,7 @@ class TestHelp:
             opteq("test", "--help_all")
         known = capsys.readouterr().out
         named = re.findall(r"^  (--\w+) ", out, re.MULTILINE)
-        assert len(named) == 5
+        assert len(named) == 6
         assert all(f"{option} " in known for option in named)
         assert all(suite in out for suite in SUITES)
 
