@@ -298,6 +298,10 @@ def _export(options: list[str]) -> None:
     network, card = load(chosen.run, chosen.trust == "true"), ModelCard.read(chosen.run)
     output = chosen.output or default_output(chosen.run, chosen.format)
     pixels = check_pixels(card, chosen.images, lambda text: print(f"Skipped: {text}", file=sys.stderr))
+    # Seconds for small networks, minutes for large ones.
+    first = f"Exporting {chosen.run}: solving for its equilibria on {len(pixels)} images"
+    then = "" if chosen.steps else f", then looking how many iterations come within {chosen.tol:g}"
+    print(f"{first}{then} …", file=sys.stderr, flush=True)
     made = export(network, card, pixels, output, chosen.format, chosen.steps, chosen.tol)
     checked = f"{len(pixels)} images" if chosen.images else f"{len(pixels)} images of noise"
     print(
