@@ -90,6 +90,7 @@ tables and figures in RUN/evaluation, and goes on where it was stopped.
   --restarts 5                           attacks on each image
   --corrupted DIR                        corruptions: the folder of CIFAR-10-C; unless given, they are made
   --unknown DIR                          ood: a folder of images of other classes
+  --ckpt_path last                       the last checkpoint in place of the best, or that of a file
   --data.root DIR                        where the data set is, and every other option of opteq fit
 
 `opteq test --help_all` lists every option.
@@ -297,6 +298,10 @@ def _export(options: list[str]) -> None:
     network, card = load(chosen.run, chosen.trust == "true"), ModelCard.read(chosen.run)
     output = chosen.output or default_output(chosen.run, chosen.format)
     pixels = check_pixels(card, chosen.images, lambda text: print(f"Skipped: {text}", file=sys.stderr))
+    # Seconds for small networks, minutes for large ones.
+    first = f"Exporting {chosen.run}: solving for its equilibria on {len(pixels)} images"
+    then = "" if chosen.steps else f", then looking how many iterations come within {chosen.tol:g}"
+    print(f"{first}{then} …", file=sys.stderr, flush=True)
     made = export(network, card, pixels, output, chosen.format, chosen.steps, chosen.tol)
     checked = f"{len(pixels)} images" if chosen.images else f"{len(pixels)} images of noise"
     print(
@@ -362,12 +367,13 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
             _check_suites(options)
         parser = _Parser(prog=f"opteq {command}", add_help=False, allow_abbrev=False)
         parser.add_argument("run", type=Path)
+        parser.add_argument("--ckpt_path")
         _add_trust(parser)
         chosen, options = parser.parse_known_args(options)
 
         from opteq.training.runs import checkpoint_options
 
-        options = [*checkpoint_options(chosen.run, chosen.trust == "true"), *options]
+        options = [*checkpoint_options(chosen.run, chosen.trust == "true", chosen.ckpt_path), *options]
     configs, options, config = _find_configs(options)
     if command == "fit":
         _check_place(configs, options)

@@ -64,6 +64,14 @@ def test_the_run_that_may_have_been_meant(run, refuses):
     assert f"; did you mean {run}?" in refuses("show", run.with_name("tinny"))
 
 
+def test_a_run_is_found_by_its_name_alone(run, refuses, tmp_path):
+    shutil.copytree(run, tmp_path / "runs" / "mine")
+    for command in (["test"], ["validate"], ["show"], ["export"], ["predict", tmp_path]):
+        name, *images = command
+        for written in ("mine", "mines", "mine/"):
+            assert "; did you mean runs/mine?" in refuses(name, written, *images)
+
+
 @pytest.mark.parametrize(
     ("options", "sentence"),
     [

@@ -259,6 +259,21 @@ class TestEvaluation:
         assert result.status == 0
         assert "test_accuracy" in result.out
 
+    def test_the_checkpoints_of_the_run_by_their_names(self, finished, opteq, tmp_path):
+        run = shutil.copytree(finished, tmp_path / "run")
+        for command in ("test", "validate"):
+            outs = [
+                opteq(command, run, "--ckpt_path", which).out
+                for which in ("last", run / "checkpoints" / "last.ckpt")
+            ]
+            assert "accuracy" in outs[0]
+            assert outs[0] == outs[1]
+        (run / "checkpoints" / "last.ckpt").unlink()
+        assert opteq("test", run, "--ckpt_path", "best").status == 0
+        result = opteq("test", run, "--ckpt_path", "last")
+        assert result.status == 2
+        assert f"opteq: There is no checkpoint {run}/checkpoints/last.ckpt." in result.err
+
     @pytest.mark.spec("R7.9")
     def test_what_the_equilibrium_is_worth_lies_in_the_run(self, finished, opteq, tmp_path):
         run = shutil.copytree(finished, tmp_path / "run")
@@ -486,7 +501,7 @@ class TestHelp:
             opteq("test", "--help_all")
         known = capsys.readouterr().out
         named = re.findall(r"^  (--\w+) ", out, re.MULTILINE)
-        assert len(named) == 5
+        assert len(named) == 6
         assert all(f"{option} " in known for option in named)
         assert all(suite in out for suite in SUITES)
 

@@ -6,6 +6,7 @@ import pytest
 from opteq.configs import presets, read_config
 from opteq.data import fashion_mnist
 from opteq.data.cifar import CIFAR10, CIFAR100
+from opteq.data.folder import ImageFolder
 from opteq.data.places import PLACES, Place
 from opteq.errors import ConfigError
 
@@ -38,6 +39,38 @@ def test_a_set_that_is_not_there_is_told_of_as_where_it_is_read(name, tmp_path, 
     with pytest.raises(ConfigError) as refused:
         read()
     assert str(refused.value) == PLACES[name].complaint(str(tmp_path))
+
+
+def photographs(folder, classes):
+    """Folders of classes in a folder, one with a file, beside what is no class."""
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "1.JPG").touch()
+    (folder / "notes").mkdir()
+    (folder / "notes" / "a.txt").touch()
+    (folder / ".cache").mkdir()
+    (folder / ".cache" / "a.png").touch()
+    return str(folder)
+
+
+def test_classes_without_train_and_test_are_named_with_what_to_do(tmp_path):
+    place = PLACES["opteq.data.folder.ImageFolder"]
+    root = photographs(tmp_path / "photos", ["cat", "dog"])
+    assert place.complaint(root) == (
+        f"{root} holds the class folders cat, dog itself, where train and test are expected; move them into"
+        f" {root}/train, and some of the images of each, which are then tested on, into {root}/test/CLASS."
+    )
+    with pytest.raises(ConfigError, match="cat, dog itself"):
+        ImageFolder(root).setup("fit")
+    assert "cat0, cat1, cat2, cat3, cat4 and 2 more itself" in place.complaint(
+        photographs(tmp_path / "many", [f"cat{i}" for i in range(7)])
+    )
+    train = photographs(tmp_path / "split" / "train", ["cat", "dog"])
+    assert place.complaint(train).endswith("; name the folder above it with --data.root.")
+    # There the classes are where they belong; what is missing is another folder.
+    whole = str(tmp_path / "split")
+    photographs(tmp_path / "split" / "more", ["a"])
+    assert "val), but nowhere does not exist" in place.complaint(whole, "nowhere")
 
 
 @pytest.mark.parametrize("there", ["a", "b/c"])

@@ -78,8 +78,12 @@ def test_what_is_exported_gives_the_equilibria_for_batches_of_any_size(tmp_path,
 def test_the_digits_in_onnx_are_those_of_the_layer_on_a_hundred_images(tmp_path, capsys):
     path = tmp_path / "digits.onnx"
     assert main(["export", "digits", "--output", str(path)]) == 0
-    said = capsys.readouterr().out
+    said, told = capsys.readouterr()
     assert f"Wrote {path}, " in said
+    assert told.startswith(
+        "Exporting digits: solving for its equilibria on 100 images, then looking how many iterations come"
+        " within 0.001 …\n"
+    )
     assert "On 100 images of noise its logits are within" in said
     images = load_digits().images[-100:].astype(np.float32) / 16
     pixels = torch.from_numpy(images)[:, None]
@@ -97,15 +101,28 @@ def test_nothing_is_overwritten_and_what_cannot_be_reached_is_said(tmp_path):
     slow = Unit(4, 6, max_norm=0.9999, norm=Orthogonal())
     network = ImageClassifier(ConvStem(1, 4), slow, Head(4, 3)).eval()
     pixels, path = torch.rand(2, 1, 8, 8), tmp_path / "model.pt2"
-    with pytest.raises(ConfigError, match=r"After 320 iterations the logits are still .*, more than 1e-12"):
+    said = r"After 320 iterations the logits are still .*, more than 1e-12; give a larger --tol, .* --steps\."
+    with pytest.raises(ConfigError, match=said) as refused:
         export(network, card(network), pixels, path, "torch", tol=1e-12)
+    # The solver of the network itself stops further away than that, as far as is said.
+    double = copy.deepcopy(network).double()
+    double.equilibrium_layers[0].solver = opteq.Anderson(tol=1e-10, max_steps=5000)
+    with torch.no_grad():
+        own, expected = network((pixels - 0.4) / 0.3), double((pixels.double() - 0.4) / 0.3).float()
+    error = float((own - expected).abs().max() / expected.abs().max())
+    limit = "The network's own solver, which stops at a relative residual of 0.001, leaves the logits"
+    assert str(refused.value).endswith(f" {limit} {error:.1e} from there.")
+    # Where it is closer, it is not what keeps the export from it.
+    network.equilibrium_layers[0].solver = opteq.Anderson(tol=1e-5, max_steps=2000)
+    with pytest.raises(ConfigError, match=r"with --steps\.$"):
+        export(network, card(network), pixels, path, "torch", tol=0.5)
     with pytest.raises(ConfigError, match="`steps` to be a whole number of at least 1"):
         export(network, card(network), pixels, path, "torch", steps=0)
     with pytest.raises(ConfigError, match="`format` to be one of onnx, torch"):
         export(network, card(network), pixels, path, "tflite")
     assert not path.exists()
     path.write_bytes(b"mine")
-    with pytest.raises(ConfigError, match="exists already; name another file"):
+    with pytest.raises(ConfigError, match="is there already; remove it or choose another --output"):
         export(network, card(network), pixels, path, "torch")
     assert path.read_bytes() == b"mine"
 

@@ -87,6 +87,21 @@ def test_the_table(images, tmp_path):
     assert float(rows[3]["confidence"]) == predictions[3].confidence
 
 
+def test_few_predictions_are_told_one_by_one(images, tmp_path):
+    few, output = tmp_path / "few", tmp_path / "out.csv"
+    few.mkdir()
+    files = sorted((tmp_path / "images").rglob("*.png"))
+    for number in range(10):
+        (few / f"{number}.png").write_bytes(files[number].read_bytes())
+    told = predict_to_file(make_network(), CARD, few, output).splitlines()
+    predictions = predict_images(make_network(), CARD, few)
+    assert told[:-1] == [f"{p.path}: {p.label}, {p.confidence:.1%}" for p in predictions]
+    assert told[-1] == f"Wrote 10 predictions to {output}."
+    (few / "10.png").write_bytes(files[10].read_bytes())
+    eleven = predict_to_file(make_network(), CARD, few, tmp_path / "more.csv")
+    assert eleven == f"Wrote 11 predictions to {tmp_path}/more.csv."
+
+
 @pytest.mark.parametrize("content", [b"no", b"", b"\x89PNG\r\n\x1a\n"])
 def test_an_unreadable_image_is_skipped_and_named(images, tmp_path, content):
     everything = predict(make_network(), tmp_path)

@@ -92,6 +92,10 @@ def test_checkpoint_options(tmp_path):
     assert checkpoint_options(folder) == [*config, str(folder / "checkpoints" / "last.ckpt")]
     (folder / "checkpoints" / "best.ckpt").touch()
     assert checkpoint_options(folder) == [*config, str(folder / "checkpoints" / "best.ckpt")]
+    for name in ("best", "last"):
+        named = str(folder / "checkpoints" / f"{name}.ckpt")
+        assert checkpoint_options(folder, checkpoint=name) == [*config, named]
+    assert checkpoint_options(folder, checkpoint="mine.ckpt") == [*config, "mine.ckpt"]
     with pytest.raises(ConfigError, match="not the folder of a run"):
         checkpoint_options(tmp_path)
 

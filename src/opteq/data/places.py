@@ -1,6 +1,7 @@
 """Where data sets that are not part of the package are looked for; known without importing torch."""
 
 from dataclasses import dataclass
+from mimetypes import guess_type
 from pathlib import Path
 
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
@@ -36,6 +37,38 @@ class Place:
         return self.advice.format(root=root)
 
 
+class _Sorted(Place):
+    """That of images in one folder per class, which some have without `train` and `test` above them."""
+
+    __slots__ = ()
+
+    def complaint(self, root: str, missing: Path | None = None) -> str:
+        classes = [] if self.holds(root) else _folders_of_images(Path(root))
+        if not classes:
+            return super().complaint(root, missing)
+        some = ", ".join(classes[:5]) + (f" and {len(classes) - 5} more" if len(classes) > 5 else "")
+        found = f"{root} holds the class folders {some} itself, where train and test are expected"
+        if Path(root).name == "train":
+            return f"{found}; name the folder above it with --data.root."
+        return (
+            f"{found}; move them into {Path(root, 'train')}, and some of the images of each, which are then"
+            f" tested on, into {Path(root, 'test', 'CLASS')}."
+        )
+
+
+def _folders_of_images(root: Path) -> list[str]:
+    """The folders in `root`, but for hidden ones and those of a split, that directly hold an image."""
+    # By the names of files alone: what is read as an image is known to torchvision, which takes its seconds.
+    return sorted(
+        path.name
+        for path in (root.iterdir() if root.is_dir() else ())
+        if path.is_dir()
+        and not path.name.startswith(".")
+        and path.name not in ("train", "val", "test")
+        and any(str(guess_type(file.name, strict=False)[0]).startswith("image/") for file in path.iterdir())
+    )
+
+
 def _cifar(classes: int, folder: str) -> Place:
     return Place(
         "data",
@@ -57,7 +90,7 @@ PLACES = {
         "Install Debian's package dataset-fashion-mnist (apt install dataset-fashion-mnist), name the folder"
         " that holds it with --data.root, or use --data.download true where there is internet access.",
     ),
-    "opteq.data.folder.ImageFolder": Place(
+    "opteq.data.folder.ImageFolder": _Sorted(
         None,
         ("train",),
         "Expected image folders {root}/train/CLASS and {root}/test/CLASS (or val), but {missing} does not"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from opteq.errors import ConfigError, NonFiniteError
 from opteq.models.parts import build
 from opteq.options import check, is_number, is_whole
-from opteq.spelling import did_you_mean
+from opteq.spelling import run_meant
 from opteq.system.files import write_file, write_json
 
 WEIGHTS = "model.safetensors"
@@ -53,12 +53,11 @@ class ModelCard:
         """
         path = folder_of(run) / CARD
         if not path.is_file():
-            known = [*pretrained(), *(str(other.parent) for other in Path(run).parent.glob(f"*/{CARD}"))]
             otherwise = (
                 "give the folder of a finished run, or the name of a pretrained network:"
                 f" {', '.join(pretrained())}."
             )
-            hint = did_you_mean(str(run), known, otherwise, cutoff=0.8)
+            hint = run_meant(str(run), CARD, otherwise, pretrained())
             raise ConfigError(f"{run} holds no trained model ({CARD}); {hint}")
         try:
             card = cls(**json.loads(path.read_text(encoding="utf-8")))

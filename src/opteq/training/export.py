@@ -25,6 +25,7 @@ from opteq.operators.norms.base import NormControl, Weights
 from opteq.options import check_choice, check_counts
 from opteq.solvers.anderson import Anderson
 from opteq.system.files import write_file
+from opteq.system.progress import Progress
 
 FORMATS = ("onnx", "torch")
 SUFFIXES = {"onnx": ".onnx", "torch": ".pt2"}
@@ -116,7 +117,7 @@ def export(
     if steps is not None:
         check_counts(steps=steps)
     if path.exists():
-        raise ConfigError(f"{path} exists already; name another file.")
+        raise ConfigError(f"{path} is there already; remove it or choose another --output.")
     whole = OfPixels(network, (card.mean, card.std)).eval()
     with torch.no_grad():
         expected = _exact(whole)(pixels.double()).float()
@@ -126,12 +127,12 @@ def export(
             _iterate(iterated, count)
             return _error(iterated(pixels), expected)
 
-        count = steps or next((count for count in TRIED if error_after(count) <= tol), None)
+        count = steps or _enough(error_after, tol)
         if count is None:
             raise ConfigError(
                 f"After {TRIED[-1]} iterations the logits are still {error_after(TRIED[-1]):.1e} of their"
-                f" size from those of the equilibria, more than {tol:g}; give a larger `tol`, or a number of"
-                " `steps`."
+                f" size from those of the equilibria, more than {tol:g}; give a larger --tol, or a number of"
+                f" iterations with --steps.{_own_limit(whole, pixels, expected, tol)}"
             )
     _iterate(iterated, count)
     write, run = {"onnx": (_write_onnx, _run_onnx), "torch": (_write_program, _run_program)}[format]
@@ -149,6 +150,29 @@ def _kept(network: nn.Module, x: Tensor) -> nn.Module:
             module.norm_control = _Kept(module.norm_control)
     network(x)
     return network
+
+
+def _enough(error_after: Callable[[int], float], tol: float) -> int | None:
+    """The first of `TRIED` that is accurate enough; None if none is."""
+    with Progress("Looking for the number of iterations", sum(TRIED)) as progress:
+        for count in TRIED:
+            if error_after(count) <= tol:
+                return count
+            progress.advance(count)
+    return None
+
+
+def _own_limit(network: nn.Module, pixels: Tensor, expected: Tensor, tol: float) -> str:
+    """A sentence for who asks for more than the network's own solvers give; empty where they reach `tol`."""
+    layers = [module for module in network.modules() if isinstance(module, EquilibriumLayer)]
+    tolerances = [layer.solver.tol for layer in layers if layer.solver is not None]
+    own = _error(network(pixels), expected)
+    if own <= tol or not tolerances:
+        return ""
+    return (
+        f" The network's own solver, which stops at a relative residual of {max(tolerances):g}, leaves the"
+        f" logits {own:.1e} from there."
+    )
 
 
 def _iterate(network: nn.Module, steps: int) -> None:

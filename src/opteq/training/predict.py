@@ -23,6 +23,8 @@ from opteq.system.files import readable, write_beside
 from opteq.system.progress import follow
 
 BATCH_SIZE = 64
+TOLD = 10
+"""So many predictions are told to the user as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,7 @@ def predict_to_file(network: nn.Module, card: ModelCard, images: Path, output: P
         output: The file, which must not be there yet.
 
     Returns:
-        What to tell the user, with a line for all that was skipped.
+        What to tell the user, with a line for each of at most ten images and for all that was skipped.
 
     Raises:
         ConfigError: As for `predict_images`, or there is no place for the file.
@@ -70,6 +72,7 @@ def predict_to_file(network: nn.Module, card: ModelCard, images: Path, output: P
     if not output.parent.is_dir():
         raise ConfigError(f"The folder {output.parent} does not exist; create it or choose another --output.")
     skipped: list[str] = []
+    told: list[str] = []
     rows, early = 0, None
     with write_beside(output) as file:
         text = io.TextIOWrapper(file, "utf-8", newline="", write_through=True)
@@ -77,8 +80,11 @@ def predict_to_file(network: nn.Module, card: ModelCard, images: Path, output: P
         table.writerow(field.name for field in fields(Prediction))
         try:
             for prediction in iterate_predictions(network, card, images, skipped.append):
-                table.writerow((_readable(prediction.path), *astuple(prediction)[1:]))
+                name = _readable(prediction.path)
+                table.writerow((name, *astuple(prediction)[1:]))
                 rows += 1
+                if rows <= TOLD:
+                    told.append(f"{name}: {prediction.label}, {prediction.confidence:.1%}")
         except (Exception, KeyboardInterrupt) as error:
             if rows == 0:
                 raise
@@ -91,7 +97,8 @@ def predict_to_file(network: nn.Module, card: ModelCard, images: Path, output: P
         raise OpteqError(f"{early} {written}; those of the other images are missing.") from early
     if early is not None:
         raise early
-    return "\n".join([f"{written}.", *(f"Skipped: {text}" for text in skipped)])
+    few = told if rows <= TOLD else []
+    return "\n".join([*few, f"{written}.", *(f"Skipped: {text}" for text in skipped)])
 
 
 def default_output(run: Path) -> Path:

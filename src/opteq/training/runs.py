@@ -22,7 +22,7 @@ import yaml
 from opteq.configs import read_config
 from opteq.errors import ConfigError
 from opteq.models.parts import check_trusted
-from opteq.spelling import did_you_mean
+from opteq.spelling import run_meant
 from opteq.system.files import write_file
 from opteq.training.checkpoints import BEST, LAST, read_checkpoint
 
@@ -141,24 +141,29 @@ def checkpoint_of(folder: Path) -> Path:
     return best if best.is_file() else best.with_name(LAST)
 
 
-def checkpoint_options(folder: Path, trust: bool = False) -> list[str]:
-    """The options that make `validate`, `test` or `predict` use the checkpoint that a run is judged by.
+def checkpoint_options(folder: Path, trust: bool = False, checkpoint: str | None = None) -> list[str]:
+    """The options that make `validate`, `test` or `predict` use a checkpoint of a run.
 
     Args:
         folder: The folder of the run.
         trust: Whether its configuration may name any class, see `opteq.load`.
+        checkpoint: `"best"` or `"last"` for that of the run, or a file; the one that the run is judged by
+            unless given.
 
     Raises:
         ConfigError: The folder is not that of a run, or names a class that is not trusted.
     """
     config = folder / CONFIG
     if not config.is_file():
-        known = [str(other.parent) for other in folder.parent.glob(f"*/{CONFIG}")]
-        hint = did_you_mean(str(folder), known, "name one that opteq fit has made.", cutoff=0.8)
+        hint = run_meant(str(folder), CONFIG, "name one that opteq fit has made.")
         raise ConfigError(f"{folder} is not the folder of a run, for want of {config}; {hint}")
     if not trust:
         check_trusted(read_config(str(config)))
-    return ["--config", str(config), "--ckpt_path", str(checkpoint_of(folder))]
+    if checkpoint is None:
+        checkpoint = str(checkpoint_of(folder))
+    elif f"{checkpoint}.ckpt" in (BEST, LAST):
+        checkpoint = str(folder / CHECKPOINTS / f"{checkpoint}.ckpt")
+    return ["--config", str(config), "--ckpt_path", checkpoint]
 
 
 def run_folder(checkpoint: Path) -> Path:
