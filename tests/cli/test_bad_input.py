@@ -511,8 +511,9 @@ class TestCheckpoints:
         Image.fromarray(np.zeros((8, 8), dtype=np.uint8)).save(tmp_path / "images" / "0.png")
         (tmp_path / "images" / "1.png").write_bytes(b"not an image")
         status, out, _ = opteq("predict", copy, "images")
-        first, second = out.splitlines()
+        found, first, second = out.splitlines()
         assert status == 0
+        assert found.startswith("images/0.png: ")
         assert first == f"Wrote 1 prediction to {copy}/predictions.csv."
         assert second.startswith("Skipped: Could not read the image images/1.png")
 

@@ -412,7 +412,9 @@ class TestBranches:
         assert network(torch.randn(2, 1, 8, 8)).shape == (2, 10)
 
     def test_an_unknown_option_of_the_coupling_is_named(self, refuses):
-        message = refuses("fit", "--config", "cifar10-mopteq", "--model.network.body.coupling.tua", "1")
+        # Of data that are there: missing ones are told of first.
+        options = ("--data", "opteq.data.digits.Digits", "--model.network.body.coupling.tua", "1")
+        message = refuses("fit", "--config", "cifar10-mopteq", *options)
         assert "tua" in message
 
 

@@ -44,7 +44,8 @@ def test_restarts_settle_the_vector_where_eigenvalues_crowd(dtype):
     value, vector = largest_ritz_pair(product, torch.ones(300, dtype=dtype), 20, tol, 50)
     residual = matrix.double() @ vector.double() - value * vector.double()
     assert residual.norm() <= 1.5 * tol
-    assert value == pytest.approx(1, abs=10 * torch.finfo(dtype).eps)
+    # Sums of 300 products are wrong by about the root of that many roundings, by 18 on some processors.
+    assert value == pytest.approx(1, abs=2 * 300**0.5 * torch.finfo(dtype).eps)
     assert (vector.double() @ rotation[:, 0]).abs() == pytest.approx(1, abs=(tol / 2e-4) ** 2 + 1e-6)
     assert products < 200  # from the best Ritz vector alone it takes 924 in float64
 

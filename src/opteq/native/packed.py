@@ -98,7 +98,8 @@ def filled(columns: int) -> int:
 
 
 def _packed_like(matrix: Tensor) -> Tensor:
-    return matrix.new_empty(matrix.shape[0] * filled(matrix.shape[1]))
+    # Zeros, since vectors of eight leave some of the end as it is.
+    return matrix.new_zeros(matrix.shape[0] * filled(matrix.shape[1]))
 
 
 @operator("packed(Tensor matrix) -> Tensor", _packed_like)

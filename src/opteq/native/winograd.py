@@ -55,7 +55,8 @@ def fits_gradient(x: Tensor, y: Tensor, weight: Tensor, groups: int, error: floa
 def _kernels_like(weight: Tensor, adjoint: bool) -> Tensor:
     out, channels = weight.shape[:2]
     rows, columns = (out, channels) if adjoint else (channels, out)
-    return weight.new_empty(_POINTS, rows, filled(columns))
+    # Zeros, since vectors of eight leave some of the end as it is.
+    return weight.new_zeros(_POINTS, rows, filled(columns))
 
 
 @operator("winograd_transformed(Tensor weight, bool adjoint) -> Tensor", _kernels_like)
