@@ -323,6 +323,17 @@ def test_the_head_follows_what_is_read(body, options, channels):
     assert build(network)(torch.rand(2, 3, 8, 8)).shape == (2, 10)
 
 
+def test_no_units_and_bodies_of_others_are_left_to_who_builds_them():
+    deep = {"class_path": "opteq.models.bodies.Deep", "init_args": {"hidden": [], "readout": "hidden"}}
+    other = {"class_path": "torch.nn.Identity", "init_args": {"readout": "hidden"}}
+    for body, channels in ((deep, None), (other, 8)):
+        stem = {"class_path": "opteq.models.stems.ConvStem", "init_args": {"channels": 8}}
+        head = {"class_path": "opteq.models.heads.Head", "init_args": {}}
+        parts = {"stem": stem, "body": body, "head": head}
+        complete({"class_path": "opteq.models.classifier.ImageClassifier", "init_args": parts}, 3, 10)
+        assert head["init_args"].get("channels") == channels
+
+
 class Loud(OptEqEquation):
     """A hundred times the `y`, and the same `z`, of which it states all that holds."""
 

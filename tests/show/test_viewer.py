@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from torch import nn
 
+from opteq import Anderson, Dense, HiddenReadout, KernelMap, KernelMOptEq, OptEqUnit
 from opteq.errors import ConfigError
 from opteq.evaluation.trace import noting
 from opteq.layer import EquilibriumLayer
@@ -16,7 +17,7 @@ from opteq.models.classifier import ImageClassifier
 from opteq.models.heads import Head
 from opteq.operators import bound
 from opteq.show.settings import Settings
-from opteq.show.viewer import MOST_BYTES, Sample, Viewer
+from opteq.show.viewer import MOST_BYTES, Sample, Viewer, _distance
 from tests.show.conftest import MEAN, STD, card
 
 AS_TRAINED = Settings()
@@ -186,3 +187,12 @@ class TestAdd:
         assert keys[0] not in viewer._images
         assert keys[-1] in viewer._images
         assert "test-0" in viewer._images
+
+
+def test_the_distance_names_what_is_read():
+    torch.manual_seed(0)
+    unit = OptEqUnit(Dense(4, 6), Dense(3, 6))
+    kernels = KernelMOptEq([KernelMap(Dense(5, 4), Dense(3, 5), max_norm=0.5) for _ in range(2)])
+    for map, name in ((unit, "z"), (HiddenReadout(unit), "y"), (kernels, "z")):
+        network = nn.Sequential(EquilibriumLayer(map, Anderson(tol=1e-4))).eval()
+        assert f"‖{name} - {name}*‖" in _distance(network, torch.ones(1, 3), None)

@@ -310,7 +310,7 @@ class Deep(Convolutional):
     @staticmethod
     def hidden_channels(hidden: int | Sequence[int]) -> int | None:
         """Those of the last unit."""
-        return hidden if isinstance(hidden, int) else hidden[-1]
+        return _listed(hidden)[-1] if hidden else None
 
 
 class Stack(nn.Sequential):

@@ -50,9 +50,12 @@ def _read_from(body: Any, channels: int | None) -> int | None:
     arguments = (body or {}).get("init_args") or {}
     if arguments.get("readout") != "hidden":
         return channels
-    cls: Any = locate(body["class_path"])
-    hidden = arguments.get("hidden", signature(cls).parameters["hidden"].default)
-    return cls.hidden_channels(hidden)
+    cls = locate(body["class_path"])
+    of_hidden = getattr(cls, "hidden_channels", None)
+    # A body of somebody else may mean something else by these options.
+    if not callable(cls) or of_hidden is None:
+        return channels
+    return of_hidden(arguments.get("hidden", signature(cls).parameters["hidden"].default))
 
 
 def _stages(stem: Any) -> list[Any]:

@@ -25,6 +25,7 @@ from opteq.evaluation.passes import refuse_non_finite
 from opteq.evaluation.saliency import grad_cam
 from opteq.evaluation.trace import first_call
 from opteq.layer import EquilibriumLayer
+from opteq.maps.hidden import HiddenReadout
 from opteq.models.loading import ModelCard
 from opteq.results import State, map_state, norm, residual_text, tensors_of
 from opteq.show.iteration import Iteration, iterate, logits_along
@@ -336,9 +337,8 @@ def _first_call(network: nn.Module, image: Tensor) -> tuple[EquilibriumLayer, St
 def _distance(network: nn.Module, image: Tensor, card: ModelCard) -> str:
     layer, x = _first_call(network, image)
     certificate = certify(layer, x)
-    solution = layer.solve(x)
-    bound, size = float(certificate.distance.value), float(norm(solution.value))
-    read = "z" if solution.value is solution.state else "y"
+    bound, size = float(certificate.distance.value), float(norm(layer.solve(x).value))
+    read = "y" if isinstance(layer.map, HiddenReadout) else "z"
     if not math.isfinite(bound):
         return (
             "Not available: the map is not known to bring all states closer to one another, without which no"
