@@ -59,6 +59,7 @@ from opteq.training.meter import TrainingMeter
 from opteq.training.metrics_csv import MetricsCSV
 from opteq.training.module import ClassifierModule
 from opteq.training.parse_errors import explain, reworded
+from opteq.training.parser import OnceParser
 from opteq.training.pictures import ValidationPictures
 from opteq.training.predict import default_output, predict_to_file
 from opteq.training.progress import progress_bar
@@ -142,6 +143,7 @@ class TrainingCLI(LightningCLI):
                 LightningDataModule,
                 subclass_mode_data=True,
                 trainer_class=NamingTrainer,
+                parser_class=OnceParser,
                 save_config_callback=None,
                 seed_everything_default=0,
                 trainer_defaults={"num_sanity_val_steps": 0, "enable_model_summary": False},
