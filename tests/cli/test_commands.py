@@ -235,6 +235,22 @@ class TestResume:
         told = [text for text in caplog.messages if "last.ckpt" in text]
         assert told == [f"Going on from {last} in runs/tiny."]
 
+    def test_a_new_run_from_a_checkpoint_has_the_rate_asked_for(self, finished, tiny, opteq, tmp_path):
+        last = finished / "checkpoints" / "last.ckpt"
+        options = ["--trainer.max_epochs", 4, "--model.schedule", "constant", "--model.learning_rate", 0.003]
+        assert opteq("fit", "--config", tiny, "--ckpt_path", last, *options).status == 0
+        rows = rows_of(tmp_path / "runs" / "tiny" / "metrics.csv")
+        assert [float(row["learning_rate"]) for row in rows] == pytest.approx([0.003, 0.003])
+
+    def test_a_new_run_from_a_checkpoint_may_have_another_optimizer(
+        self, finished, tiny, opteq, tmp_path, caplog
+    ):
+        last = finished / "checkpoints" / "last.ckpt"
+        options = ["--trainer.max_epochs", 3, "--model.optimizer", "sgd"]
+        status, _, err = opteq("fit", "--config", tiny, "--ckpt_path", last, *options)
+        assert status == 0, err
+        assert any("another kind" in text for text in caplog.messages)
+
     def test_options_of_the_model_must_be_those_of_the_run(self, finished, tiny, refuses, tmp_path):
         shutil.copytree(finished, tmp_path / "runs" / "tiny")
         sentence = refuses("fit", "--config", tiny, "--ckpt_path", "last", "--model.learning_rate", "0.5")

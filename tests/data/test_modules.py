@@ -292,6 +292,25 @@ class TestImageFolder:
         assert len(data.test_dataloader().dataset) == 6
         assert len(data.val_dataloader().dataset) == 2
 
+    @pytest.mark.parametrize(
+        ("parts", "sentence"),
+        [
+            ({"train": ("ab", 10)}, "chosen by 2 validation images, each worth 50% of the score"),
+            (
+                {"train": ("ab", 10), "val": ("ab", 20)},
+                "chosen by 40 validation images, each worth 2% of the score",
+            ),
+            ({"train": ("ab", 5)}, "chosen by 1 validation image, each worth 100% of the score"),
+            ({"train": ("ab", 1), "val": ("ab", 25)}, ""),
+            ({"train": ("ab", 250)}, ""),
+        ],
+    )
+    def test_few_validation_images_are_told_of(self, folders, caplog, parts, sentence):
+        ImageFolder(folders(test=("ab", 1), **parts), image_size=8).setup("fit")
+        told = [record.getMessage() for record in caplog.records]
+        assert len(told) == bool(sentence)
+        assert sentence in "".join(told)
+
     def test_val_and_test_are_both_used(self, folders):
         root = folders(train=("ab", 10), val=("ab", 3), test=("ab", 4))
         data = prepared(ImageFolder(root, image_size=8))

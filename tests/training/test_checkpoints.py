@@ -4,9 +4,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch.utils.data import DataLoader
 
 from opteq.errors import ConfigError, OpteqError
-from opteq.training.checkpoints import AtomicCheckpointIO, read_checkpoint
+from opteq.training.checkpoints import AtomicCheckpointIO, BestCheckpoint, LastCheckpoint, read_checkpoint
 
 
 def checkpoint(epoch=0):
@@ -83,3 +85,58 @@ def test_code_in_a_checkpoint_is_not_executed(tmp_path):
     with pytest.raises(ConfigError):
         read_checkpoint(path)
     assert not trace.exists()
+
+
+class Scored(LightningModule):
+    """Has in each epoch the score and the loss that it is given."""
+
+    def __init__(self, *epochs: tuple[float, float]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.epochs = epochs
+
+    def training_step(self, batch, batch_idx):
+        score, loss = self.epochs[self.current_epoch]
+        self.log("val_accuracy", score, on_epoch=True)
+        self.log("val_loss", loss, on_epoch=True)
+        return self.weight
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1)
+
+
+def best_epoch(folder, *epochs, resumed=None):
+    """The epoch whose checkpoint is kept as the best."""
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=len(epochs),
+        logger=False,
+        callbacks=[BestCheckpoint(folder, "val_accuracy"), LastCheckpoint(folder)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    loader = DataLoader(torch.zeros(1, 1))
+    trainer.fit(Scored(*epochs), loader, ckpt_path=resumed)
+    return read_checkpoint(folder / "best.ckpt")["epoch"]
+
+
+@pytest.mark.filterwarnings("ignore:.*workers", "ignore:.*logging interval", "ignore:.*not empty")
+@pytest.mark.filterwarnings("ignore:.*LeafSpec", "ignore:.*`training_step`")
+class TestTheBest:
+    @pytest.mark.parametrize(
+        ("epochs", "best"),
+        [
+            ([(0.5, 3.0), (1.0, 2.0), (0.5, 1.0)], 1),  # the highest score, whatever its loss
+            ([(1.0, 2.0), (1.0, 1.0), (1.0, 1.5)], 1),  # of equal ones that with the lowest loss
+            ([(1.0, 1.0), (1.0, float("nan")), (1.0, 1.0)], 0),
+            ([(0.5, 0.1), (1.0, 2.0), (1.0, 1.0)], 2),  # not with a loss below that of another score
+        ],
+    )
+    def test_is_the_highest_score_and_of_equal_ones_the_lowest_loss(self, tmp_path, epochs, best):
+        assert best_epoch(tmp_path, *epochs) == best
+
+    @pytest.mark.parametrize(("loss", "best"), [(0.9, 2), (1.1, 1)])
+    def test_goes_on_after_an_interruption(self, tmp_path, loss, best):
+        begun = [(1.0, 2.0), (1.0, 1.0)]
+        best_epoch(tmp_path, *begun)
+        assert best_epoch(tmp_path, *begun, (1.0, loss), resumed=tmp_path / "last.ckpt") == best

@@ -10,6 +10,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.apply_func import convert_tensors_to_scalars
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, StochasticWeightAveraging
+from torch import Tensor
 
 from opteq.errors import ConfigError, NonFiniteError, OpteqError
 from opteq.system.files import write_beside
@@ -98,7 +99,8 @@ def _refuse_diverged(trainer: Trainer, module: LightningModule, folder: Path) ->
 class BestCheckpoint(ModelCheckpoint):
     """Keeps `best.ckpt`, the checkpoint of the epoch with the highest score on the validation images.
 
-    Lightning records absolute paths in its checkpoints, and forgets the best score if they differ.
+    Of several with that score, as there are where few images are validated, it is the one with the lowest
+    loss. Lightning records absolute paths in its checkpoints, and forgets the best score if they differ.
     Here the folder may be moved; in a folder without a best checkpoint, a new search begins. With
     `StochasticWeightAveraging` the average, which is there at the end alone, takes the place of the best.
 
@@ -116,6 +118,15 @@ class BestCheckpoint(ModelCheckpoint):
             save_on_train_epoch_end=True,
             enable_version_counter=False,
         )
+        self._loss = float("inf")
+
+    def check_monitor_top_k(self, trainer: Trainer, current: Tensor | None = None) -> bool:
+        loss = float(trainer.callback_metrics["val_loss"])
+        equal = current is not None and bool(current == self.best_model_score)
+        better = super().check_monitor_top_k(trainer, current) or (equal and loss < self._loss)
+        if better:
+            self._loss = loss
+        return better
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _refuse_diverged(trainer, pl_module, Path(str(self.dirpath)))
@@ -129,6 +140,9 @@ class BestCheckpoint(ModelCheckpoint):
         if any(trainer.current_epoch > average.swa_end for average in averages):
             trainer.save_checkpoint(Path(str(self.dirpath)) / BEST)
 
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"loss": self._loss}
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         best = str(Path(str(self.dirpath)) / BEST)
         if not Path(best).is_file():
@@ -140,6 +154,7 @@ class BestCheckpoint(ModelCheckpoint):
             "best_k_models": {best: state_dict["best_model_score"]},
         }
         super().load_state_dict(state_dict | here)
+        self._loss = state_dict["loss"]
 
 
 class LastCheckpoint(Checkpoint):

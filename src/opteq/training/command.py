@@ -369,7 +369,7 @@ class TrainingCLI(LightningCLI):
         Lightning's own way gives a training with averages the weights that it goes on with.
         """
         checkpoint = read_checkpoint(path)
-        self.model.on_load_checkpoint(checkpoint)
+        self.model.check_checkpoint(checkpoint)
         self.model.load_state_dict(checkpoint["state_dict"])
 
     @property

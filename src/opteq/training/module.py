@@ -8,6 +8,7 @@ import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.utilities.types import OptimizerLRScheduler
+from lightning_utilities.core.rank_zero import rank_zero_info
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
@@ -26,7 +27,7 @@ from opteq.objectives.coupling import HeritageDiversity
 from opteq.operators.base import settle_norms
 from opteq.solvelog import SolveLog
 from opteq.training.checkpoints import FILE
-from opteq.training.optimizers import make_optimizer
+from opteq.training.optimizers import make_optimizer, take_options
 from opteq.training.schedules import Schedule, learning_rate_factor
 from opteq.training.shares import own_samples
 from opteq.training.taskscores import SCORES, make_scores
@@ -182,6 +183,16 @@ class ClassifierModule(LightningModule):
         }
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Check a checkpoint, and let the options of this training hold where it goes on from it.
+
+        Raises:
+            ConfigError, NonFiniteError: As `check_checkpoint`.
+        """
+        self.check_checkpoint(checkpoint)
+        if not take_options(checkpoint, self._make_optimizer()):
+            rank_zero_info("The optimizer is of another kind than that of the checkpoint: it starts afresh.")
+
+    def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Refuse the weights of another model, and useless ones, before any of them is loaded.
 
         Raises:

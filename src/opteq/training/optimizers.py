@@ -1,5 +1,7 @@
 """Optimizers of any class, for the learning rate and weight decay of a training."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Any
@@ -42,3 +44,31 @@ def make_optimizer(
     if any(group["weight_decay"] for group in groups) and "weight_decay" not in optimizer.defaults:
         raise ConfigError(f"{name} has no weight decay; set --model.weight_decay 0.")
     return optimizer
+
+
+def take_options(checkpoint: dict[str, Any], fresh: Optimizer) -> bool:
+    """Give the optimizer and the schedule of a checkpoint the options of a fresh optimizer.
+
+    From a checkpoint torch reads learning rate, weight decay and the like together with the averages, so that
+    new ones would be ignored in silence. The rate keeps its place on its schedule.
+
+    Args:
+        checkpoint: what a training of one optimizer and one schedule goes on from; changed in place.
+        fresh: an optimizer of the same parameters with the options to take.
+
+    Returns:
+        Whether the averages are kept; those of another kind of optimizer are dropped.
+    """
+    (state,), (schedule,) = checkpoint["optimizer_states"], checkpoint["lr_schedulers"]
+    groups = list(zip(state["param_groups"], fresh.param_groups, strict=True))
+    kept = all(old.keys() - {"initial_lr"} == new.keys() for old, new in groups)
+    for old, new in groups:
+        # Not computed anew where it is as before: the training would not be the same to the last bit.
+        rate = old["lr"] if old["initial_lr"] == new["lr"] else old["lr"] / old["initial_lr"] * new["lr"]
+        parameters = old["params"]
+        old.clear()
+        old.update(new | {"params": parameters, "initial_lr": new["lr"], "lr": rate})
+    schedule["base_lrs"] = [new["lr"] for _, new in groups]
+    if not kept:
+        state["state"] = {}
+    return kept
