@@ -292,6 +292,7 @@ def _export(options: list[str]) -> None:
     _add_trust(parser)
     chosen = parser.parse_args(options)
 
+    from opteq.data.preprocess import Normalization
     from opteq.models.loading import ModelCard, load
     from opteq.training.export import check_pixels, default_output, export
 
@@ -302,7 +303,8 @@ def _export(options: list[str]) -> None:
     first = f"Exporting {chosen.run}: solving for its equilibria on {len(pixels)} images"
     then = "" if chosen.steps else f", then looking how many iterations come within {chosen.tol:g}"
     print(f"{first}{then} …", file=sys.stderr, flush=True)
-    made = export(network, card, pixels, output, chosen.format, chosen.steps, chosen.tol)
+    normalization = Normalization(card.mean, card.std)
+    made = export(network, pixels, output, chosen.format, chosen.steps, chosen.tol, normalization)
     checked = f"{len(pixels)} images" if chosen.images else f"{len(pixels)} images of noise"
     print(
         f"Wrote {made.path}, {made.megabytes:.2f} MB: pixels in [0, 1] to logits, {made.steps} iterations."

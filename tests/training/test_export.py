@@ -11,6 +11,7 @@ from sklearn.datasets import load_digits
 import opteq
 from opteq import native
 from opteq.cli import main
+from opteq.data.preprocess import Normalization
 from opteq.errors import ConfigError
 from opteq.models.bodies import Coupled, Deep, Gaussian, Unit
 from opteq.models.classifier import ImageClassifier
@@ -32,8 +33,8 @@ BODIES = {
 }
 
 
-def card(network):
-    return ModelCard({}, tuple("abc"), 1, 8, (0.4,), (0.3,))
+OF_ITS_IMAGES = Normalization((0.4,), (0.3,))
+CARD = ModelCard({}, tuple("abc"), 1, 8, *OF_ITS_IMAGES)
 
 
 def exact(network, pixels):
@@ -64,7 +65,7 @@ def test_what_is_exported_gives_the_equilibria_for_batches_of_any_size(tmp_path,
     network = ImageClassifier(ConvStem(1, 4), body(), Head(4, 3, branches)).eval()
     before = {name: tensor.clone() for name, tensor in network.state_dict().items()}
     pixels, path = torch.rand(7, 1, 8, 8), tmp_path / f"model.{'onnx' if format == 'onnx' else 'pt2'}"
-    made = export(network, card(network), pixels, path, format, tol=1e-4)
+    made = export(network, pixels, path, format, tol=1e-4, normalization=OF_ITS_IMAGES)
     expected = exact(network, pixels)
     error = float((run(path, pixels) - expected).abs().max() / expected.abs().max())
     assert error == pytest.approx(made.error, rel=0.01, abs=1e-6)
@@ -103,7 +104,7 @@ def test_nothing_is_overwritten_and_what_cannot_be_reached_is_said(tmp_path):
     pixels, path = torch.rand(2, 1, 8, 8), tmp_path / "model.pt2"
     said = r"After 320 iterations the logits are still .*, more than 1e-12; give a larger --tol, .* --steps\."
     with pytest.raises(ConfigError, match=said) as refused:
-        export(network, card(network), pixels, path, "torch", tol=1e-12)
+        export(network, pixels, path, "torch", tol=1e-12, normalization=OF_ITS_IMAGES)
     # The solver of the network itself stops further away than that, as far as is said.
     double = copy.deepcopy(network).double()
     double.equilibrium_layers[0].solver = opteq.Anderson(tol=1e-10, max_steps=5000)
@@ -115,15 +116,15 @@ def test_nothing_is_overwritten_and_what_cannot_be_reached_is_said(tmp_path):
     # Where it is closer, it is not what keeps the export from it.
     network.equilibrium_layers[0].solver = opteq.Anderson(tol=1e-5, max_steps=2000)
     with pytest.raises(ConfigError, match=r"with --steps\.$"):
-        export(network, card(network), pixels, path, "torch", tol=0.5)
+        export(network, pixels, path, "torch", tol=0.5)
     with pytest.raises(ConfigError, match="`steps` to be a whole number of at least 1"):
-        export(network, card(network), pixels, path, "torch", steps=0)
+        export(network, pixels, path, "torch", steps=0)
     with pytest.raises(ConfigError, match="`format` to be one of onnx, torch"):
-        export(network, card(network), pixels, path, "tflite")
+        export(network, pixels, path, "tflite")
     assert not path.exists()
     path.write_bytes(b"mine")
     with pytest.raises(ConfigError, match="is there already; remove it or choose another --output"):
-        export(network, card(network), pixels, path, "torch")
+        export(network, pixels, path, "torch")
     assert path.read_bytes() == b"mine"
 
 
@@ -131,7 +132,7 @@ def test_what_onnx_has_no_operation_for_is_refused(tmp_path):
     _, kernel = BODIES["kernel"]
     network = ImageClassifier(ConvStem(1, 4), kernel(), Head(4, 3)).eval()
     with pytest.raises(ConfigError, match=r"ONNX has no operation for .*svd.*; give it the format torch"):
-        export(network, card(network), torch.rand(2, 1, 8, 8), tmp_path / "model.onnx")
+        export(network, torch.rand(2, 1, 8, 8), tmp_path / "model.onnx")
     assert not list(tmp_path.iterdir())
 
 
@@ -139,10 +140,10 @@ def test_the_number_of_iterations_may_be_given(tmp_path):
     torch.manual_seed(0)
     network = ImageClassifier(ConvStem(1, 4), Unit(4, 6, max_norm=0.8), Head(4, 3)).eval()
     pixels, path = torch.rand(2, 1, 8, 8), tmp_path / "model.pt2"
-    made = export(network, card(network), pixels, path, "torch", steps=1)
+    made = export(network, pixels, str(path), "torch", steps=1)
     layer = network.equilibrium_layers[0]
     with torch.no_grad():
-        c = network.stem((pixels - 0.4) / 0.3)
+        c = network.stem(pixels)
         once = layer.map.bind(c)(torch.zeros_like(layer(c)))
         torch.testing.assert_close(run(path, pixels), network.head(once), rtol=1e-5, atol=1e-6)
     assert made.steps == 1
@@ -154,20 +155,20 @@ def test_images_to_check_with_that_cannot_be_read_are_skipped(tmp_path):
     (tmp_path / "b.png").write_bytes(b"no image")
     (tmp_path / "c.svg").touch()
     told = []
-    pixels = check_pixels(card(None), tmp_path, told.append)
+    pixels = check_pixels(CARD, tmp_path, told.append)
     np.testing.assert_allclose(pixels.numpy(), levels[None, None] / 255, rtol=1e-6)
     assert "1 of 3 files in" in told[0]
     assert "b.png" in told[1]
     (tmp_path / "a.png").unlink()
     with pytest.raises(ConfigError, match=r"None of the images in .* could be read"):
-        check_pixels(card(None), tmp_path, told.append)
+        check_pixels(CARD, tmp_path, told.append)
 
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "onnxscript", None)
     network = ImageClassifier(ConvStem(1, 4), Unit(4, 6, max_norm=0.8), Head(4, 3)).eval()
     with pytest.raises(ConfigError, match=r"needs the package onnxscript: pip install 'opteq\[export\]'"):
-        export(network, card(network), torch.rand(2, 1, 8, 8), tmp_path / "model.onnx")
+        export(network, torch.rand(2, 1, 8, 8), tmp_path / "model.onnx")
 
 
 def test_info_says_what_is_installed(capsys):

@@ -15,6 +15,7 @@ from torch.onnx import OnnxExporterError
 
 from opteq.data.finding import find_images
 from opteq.data.images import read_image
+from opteq.data.preprocess import Normalization
 from opteq.errors import ConfigError
 from opteq.evaluation.display import OfPixels
 from opteq.gradients.unrolled import Unrolled
@@ -87,12 +88,12 @@ def check_pixels(card: ModelCard, folder: Path | None, skip: Callable[[str], Non
 
 def export(
     network: nn.Module,
-    card: ModelCard,
     pixels: Tensor,
-    path: Path,
+    path: str | Path,
     format: str = "onnx",
     steps: int | None = None,
     tol: float = 1e-3,
+    normalization: Normalization | None = None,
 ) -> Exported:
     """Write a network as a graph of plain operations that needs no opteq, and check what it computes.
 
@@ -101,13 +102,14 @@ def export(
     width of `pixels`.
 
     Args:
-        network: in eval mode; left as it is.
-        card: what it takes.
+        network: maps normalised images to logits, in eval mode; left as it is.
         pixels: images in [0, 1], `(batch, channels, height, width)`, to check it with.
         path: the file to write, which must not be there yet.
         format: `"onnx"`, checked with onnxruntime, or `"torch"`, a program of `torch.export`.
         steps: number of iterations; the first of `TRIED` whose error is at most `tol` unless given.
         tol: the largest relative error of the logits.
+        normalization: mean and standard deviation of each channel, which become part of the graph; without it
+            the network takes the pixels as they are.
 
     Raises:
         ConfigError: a package is missing, no number of iterations that is tried reaches `tol`, or ONNX cannot
@@ -116,9 +118,11 @@ def export(
     check_choice("format", format, FORMATS)
     if steps is not None:
         check_counts(steps=steps)
+    path = Path(path)
     if path.exists():
         raise ConfigError(f"{path} is there already; remove it or choose another --output.")
-    whole = OfPixels(network, (card.mean, card.std)).eval()
+    channels = pixels.shape[1]
+    whole = OfPixels(network, normalization or Normalization((0.0,) * channels, (1.0,) * channels)).eval()
     with torch.no_grad():
         expected = _exact(whole)(pixels.double()).float()
         iterated = _kept(whole, pixels)
