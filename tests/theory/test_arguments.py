@@ -35,6 +35,12 @@ def test_what_is_asked_of_a_layer_is_asked_of_nothing_else(ask):
             ask(other, random(2, 3))
 
 
+def test_the_images_of_a_network_are_not_what_a_layer_inside_it_reads():
+    said = r"Expected `x` of shape .*\(2, 5\)\. A layer inside a network takes what enters it there"
+    with pytest.raises(ShapeError, match=said):
+        certify(layer(), random(2, 5))
+
+
 def test_what_is_asked_of_a_map_is_asked_of_nothing_else():
     for other in (layer(), nn.Linear(3, 4), None):
         with pytest.raises(ConfigError, match="Expected `map` to be an equilibrium map such as OptEqUnit"):

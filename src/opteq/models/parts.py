@@ -20,9 +20,16 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def known(name: str, count: int | None) -> int:
-    """`count`, or a `ConfigError` unless it is a whole number of at least 1."""
+    """`count`, or a `ConfigError` unless it is a whole number of at least 1.
+
+    None stands for a number that was left open and should have followed from the parts before.
+    """
+    if count is None:
+        raise ConfigError(
+            f"Expected `{name}` to be a whole number of at least 1, got None, for none follows from the parts"
+            " before, as with branches of unequal channels."
+        )
     check_counts(**{name: count})
-    assert count is not None
     return count
 
 

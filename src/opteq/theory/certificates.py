@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from opteq.errors import ConfigError
+from opteq.errors import ConfigError, ShapeError
 from opteq.layer import EquilibriumLayer
 from opteq.notebook import html_table
 from opteq.results import Certificate, State, distance, map_state, norm, residual_text
@@ -98,7 +98,12 @@ def certify(layer: EquilibriumLayer, x: State) -> LayerCertificate:
             " equilibrium of `x`; remove the hook."
         )
     _expect_own_statistics(layer)
-    once, again = layer.bind(x), layer.bind(x)
+    try:
+        once, again = layer.bind(x), layer.bind(x)
+    except ShapeError as error:
+        raise ShapeError(
+            f"{error} A layer inside a network takes what enters it there, not the images of the network."
+        ) from error
     if any(map(_differ, once.tensors, again.tensors)):
         raise ConfigError(
             "The map is another one each time that it reads the input, as with dropout in training, so that"
