@@ -119,7 +119,7 @@ _HELP_OF = {
 COMMANDS = ("fit", "validate", "test", "predict")
 OTHERS = ("show", "presets", "reproduce", "export", "info")
 # Options of data modules that hold for one data set alone.
-OF_ONE_DATA_SET = ("root", "train_limit", "classes", "superclasses", "fold")
+OF_ONE_DATA_SET = ("root", "train_limit", "val_fraction", "classes", "superclasses", "fold")
 USER_ERROR = 2
 CLOSED = 141
 

@@ -222,17 +222,21 @@ class TestEvaluationOfOtherData:
         assert "some has 3 classes" in sentence
         assert "give data with the classes that it was trained on" in sentence
 
-    def test_numbers_that_follow_from_the_data_are_not_those_of_the_preset(self, opteq, tiny, folders):
+    def test_numbers_that_follow_from_the_data_are_not_those_of_the_preset(
+        self, opteq, tiny, folders, tmp_path
+    ):
+        mine = tmp_path / "tiny.yaml"
+        mine.write_text(
+            Path(tiny).read_text().replace("train_limit: 128", "train_limit: 128, val_fraction: 0.3")
+        )
         data = ("--data", "ImageFolder", "--data.image_size", 8, "--data.root", folders / "some")
-        options = ("--report", "false", "--trainer.max_epochs", 1, "--config", tiny)
+        options = ("--report", "false", "--trainer.max_epochs", 1, "--config", mine)
         status, _, err = opteq("fit", *data, *options)
         assert status == 0, err
         config = yaml.safe_load(Path("runs/tiny/config.yaml").read_text())
-        parts = config["model"]["network"]["init_args"]
-        assert (config["data"]["init_args"]["train_limit"], config["data"]["init_args"]["batch_size"]) == (
-            None,
-            64,
-        )
+        parts, of_data = config["model"]["network"]["init_args"], config["data"]["init_args"]
+        found = [of_data[name] for name in ("train_limit", "val_fraction", "batch_size")]
+        assert found == [None, 0.1, 64]
         assert (parts["stem"]["init_args"]["in_channels"], parts["head"]["init_args"]["classes"]) == (1, 3)
         # Before the configuration, options hold as well.
         assert config["trainer"]["max_epochs"] == 1

@@ -296,7 +296,9 @@ def test_bad_input_is_refused():
         Unit(8, ())
     with pytest.raises(ConfigError, match="are those of branches; give `hidden` as a list, got 4"):
         Unit(8, 4, reductions=(1, 2))
-    with pytest.raises(ConfigError, match="`channels` to be .*, got None, for none follows from the parts before"):
+    with pytest.raises(
+        ConfigError, match=r"`channels` to be .*, got None, for none follows from the parts before"
+    ):
         Unit(hidden=4)
     with pytest.raises(ConfigError, match=r"`factor` to be a whole number of at least 1, got 1\.5"):
         Unit(8, (4, 4), reductions=(1, 1.5))
