@@ -80,6 +80,12 @@ def run(tmp_path):
     return new_run(tmp_path)
 
 
+@pytest.fixture
+def undrawn(monkeypatch):
+    """Pictures stay empty where a test is about the words: to draw them takes nine tenths of the time."""
+    monkeypatch.setattr("opteq.evaluation.page.to_element", lambda figure: "<svg></svg>")
+
+
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A report, written once for all that only look at it, its folder, its network and its data."""
@@ -136,6 +142,7 @@ def equilibrium_of(network, equilibrium_map, **options):
     return network
 
 
+@pytest.mark.usefixtures("undrawn")
 @pytest.mark.spec("R6.4")
 def test_the_page_says_what_the_equilibria_are(run, network, data):
     certified = (
@@ -209,6 +216,7 @@ def test_the_scores_of_each_class_stand_in_a_table_the_lowest_first(written):
     assert cells == [texts for _, texts in sorted(expected, key=lambda pair: pair[0])]
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_what_did_not_change_is_a_sentence(run, network, data):
     (run / "metrics.csv").write_text(
         "epoch,step,train_loss,val_accuracy,val_unconverged\n0,9,2.0,0.5,0\n1,19,1.0,0.5,0\n"
@@ -234,6 +242,7 @@ def test_every_equilibrium_has_its_bound(written):
     assert (traces.distance < 0.1 * shown.flatten(1).norm(dim=1).numpy()).all()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_says_what_made_it(run, network, data, written):
     assert "How it was made" not in written.page.text
     (run / "versions.json").write_text(json.dumps(VERSIONS))
@@ -299,6 +308,7 @@ def test_labels_are_as_large_on_a_phone_as_elsewhere(look):
         assert picture.bounding_box()["width"] == pytest.approx(width * 4 / 3, rel=0.01)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_says_what_its_residuals_are(run, network, data):
     (run / "metrics.csv").write_text("epoch,step,train_residual_max\n0,9,1e-3\n1,19,2e-4\n")
     html = write_report(run, network, data).read_text(encoding="utf-8")
@@ -337,6 +347,7 @@ def test_wide_pictures_scroll_on_a_phone():
     assert "wide" not in image(new_figure(4.2, 3), "small")
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_part_of_a_large_test_set_is_iterated_on(run, network, data, monkeypatch):
     monkeypatch.setattr(report, "_STUDIED", 30)
     loader = DataLoader(TensorDataset(data.images, data.labels), 32)
@@ -346,6 +357,7 @@ def test_a_part_of_a_large_test_set_is_iterated_on(run, network, data, monkeypat
     assert "answers on 30 test images" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_says_what_is_missing(run, network, data):
     (run / "summary.json").unlink()
     (run / "metrics.csv").unlink()
@@ -357,11 +369,13 @@ def test_the_page_says_what_is_missing(run, network, data):
     assert f"{accuracy:.2%}" in text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_run_without_curves_says_so(run, network, data):
     (run / "metrics.csv").write_text("epoch,step,val_loss\n")
     assert "no training curves yet" in Page(write_report(run, network, data)).text
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_network_without_equilibria_and_a_single_class(run, data):
     data.class_names = ["only"]
     data.labels.zero_()

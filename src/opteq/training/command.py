@@ -427,8 +427,9 @@ class TrainingCLI(LightningCLI):
     def _resolved_config(self) -> dict[str, Any]:
         """The options as they were understood, in plain values."""
         command = str(self.subcommand)
-        # False keeps options that were set to null; its keyword differs between versions.
-        dump = self._parser(command).dump(self.config[command], "yaml", False)
+        # Options that are null are kept, defaults too, and what was parsed is not validated again; the
+        # keywords of these differ between versions.
+        dump = self._parser(command).dump(self.config[command], "yaml", False, False, True)
         return {key: value for key, value in yaml.safe_load(dump).items() if key in REPRODUCIBLE}
 
     def _write_results(self, metrics: Mapping[str, float], tested: Path) -> None:
