@@ -61,14 +61,18 @@ def take_options(checkpoint: dict[str, Any], fresh: Optimizer) -> bool:
     """
     (state,), (schedule,) = checkpoint["optimizer_states"], checkpoint["lr_schedulers"]
     groups = list(zip(state["param_groups"], fresh.param_groups, strict=True))
-    kept = all(old.keys() - {"initial_lr"} == new.keys() for old, new in groups)
+    kept = all(new.keys() <= old.keys() for old, new in groups)
     for old, new in groups:
-        # Not computed anew where it is as before: the training would not be the same to the last bit.
-        rate = old["lr"] if old["initial_lr"] == new["lr"] else old["lr"] / old["initial_lr"] * new["lr"]
-        parameters = old["params"]
-        old.clear()
-        old.update(new | {"params": parameters, "initial_lr": new["lr"], "lr": rate})
-    schedule["base_lrs"] = [new["lr"] for _, new in groups]
+        peak = old["initial_lr"]
+        # Where averaging of the weights has begun it has a rate of its own. One that is as it was is not
+        # computed anew: the training is to be the same to the last bit.
+        if "swa_lr" not in old and new["lr"] != peak:
+            old |= {"lr": old["lr"] / peak * new["lr"], "initial_lr": new["lr"]}
+        if not kept:
+            for name in old.keys() - new.keys() - {"initial_lr"}:
+                del old[name]
+        old |= {name: option for name, option in new.items() if name not in ("params", "lr")}
+    schedule["base_lrs"] = [old["initial_lr"] for old, _ in groups]
     if not kept:
         state["state"] = {}
     return kept
