@@ -22,19 +22,20 @@ class Watch(Callback):
         self.validation.append(self.layer.gradient)
 
 
-def test_the_first_steps_are_unrolled_and_validation_solves():
+@pytest.mark.parametrize("steps", [5, 0.6])
+def test_the_first_steps_are_unrolled_and_validation_solves(steps):
     torch.manual_seed(0)
     own = Implicit(1e-2)
     network = unit_classifier(in_channels=1, gradient=own)
     (layer,) = network.equilibrium_layers
     watch = Watch(layer)
-    fit_eight_steps(network, UnrolledWarmup(steps=5, iterations=3), watch)
+    fit_eight_steps(network, UnrolledWarmup(steps, iterations=3), watch)
     assert watch.training == [Unrolled(3)] * 5 + [own] * 3
     assert set(watch.validation) == {own}
     assert layer.gradient is own
 
 
-@pytest.mark.parametrize("options", [{"steps": 0}, {"iterations": 0}, {"steps": 1.5}])
+@pytest.mark.parametrize("options", [{"steps": 0}, {"iterations": 0}, {"steps": 1.5}, {"steps": -0.5}])
 def test_options_out_of_range_are_refused(options):
     with pytest.raises(ConfigError, match="whole number of at least 1"):
         UnrolledWarmup(**options)

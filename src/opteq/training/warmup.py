@@ -21,23 +21,28 @@ class UnrolledWarmup(Callback):
 
     Add it with `--trainer.callbacks+=opteq.training.warmup.UnrolledWarmup`.
 
+    It also makes a training cheaper: with `steps=0.7` and `iterations=1` most of it does without solves.
+
     Args:
-        steps: of the optimizer.
+        steps: of the optimizer; a number below 1 is their share of the training.
         iterations: that are unrolled.
 
     Raises:
         ConfigError: for numbers out of range.
     """
 
-    def __init__(self, steps: int = 20_000, iterations: int = 10) -> None:
-        check_counts(steps=steps, iterations=iterations)
+    def __init__(self, steps: int | float = 20_000, iterations: int = 10) -> None:
+        if not (isinstance(steps, float) and 0 < steps < 1):
+            check_counts(steps=steps)
+        check_counts(iterations=iterations)
         self.steps, self.gradient = steps, Unrolled(iterations)
         self._own: list[tuple[EquilibriumLayer, GradientMethod]] = []
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        warming = trainer.global_step < self.steps
+        whole = trainer.estimated_stepping_batches if self.steps < 1 else 1
+        warming = trainer.global_step < self.steps * whole
         layers = [m for m in pl_module.modules() if isinstance(m, EquilibriumLayer)] if warming else []
         self._own = [(layer, layer.gradient) for layer in layers]
         for layer in layers:
