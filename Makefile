@@ -3,7 +3,8 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-PIP := $(BIN)/python -m pip install --disable-pip-version-check
+# Most of what is installed is never imported: compiling it all takes longer than what is used, when it is.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
 
 .PHONY: help demo test lint types imports unit spec mutants device clients bench chart docs clean
 .SECONDARY:
