@@ -30,6 +30,13 @@ def viewer():
 
 
 @pytest.fixture
+def hidden_viewer(viewer):
+    """The same images for a network that reads the hidden variable."""
+    network = unit_classifier(in_channels=1, classes=3, readout="hidden").eval()
+    return Viewer("hidden", network, card(), list(viewer._images.values()))
+
+
+@pytest.fixture
 def server(viewer):
     with ShowServer(viewer, 0) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

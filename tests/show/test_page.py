@@ -89,6 +89,29 @@ def test_it_says_what_it_waits_for_and_for_how_long(open_page, server, viewer, m
     assert page.locator("#progress").is_hidden()
 
 
+def test_the_first_certificate_is_said_to_take_longest_until_it_has_come(open_page, viewer, monkeypatch):
+    event = held(monkeypatch, viewer, "certificate")
+    page = open_page(settle=False)
+    hint = page.get_by_text("The first certificate takes longest")
+    playwright.expect(hint).to_be_visible()
+    event.set()
+    settled(page)
+    playwright.expect(hint).to_be_hidden()
+    page.locator("#images button").nth(1).click()
+    settled(page)
+    playwright.expect(hint).to_be_hidden()
+
+
+def test_pictures_of_a_hidden_variable_are_named_so(open_page, server, hidden_viewer, monkeypatch):
+    page = open_page()
+    assert page.locator("#pictures .state figcaption").first.inner_text() == "z, all channels, 8×8"
+    assert page.locator("#read").is_hidden()
+    monkeypatch.setattr(server, "viewer", hidden_viewer)
+    page = open_page()
+    assert page.locator("#pictures .state figcaption").first.inner_text() == "y, all channels, 8×8"
+    assert page.locator("#read").is_visible()
+
+
 def test_a_certificate_that_takes_long_keeps_nothing_else_waiting(open_page, viewer, monkeypatch):
     event = held(monkeypatch, viewer, "certificate")
     page = open_page(settle=False)
@@ -202,6 +225,24 @@ def test_an_own_image_and_a_bad_file(open_page, png):
     assert page.locator("#error").inner_text().startswith("bad.png is not an image that can be read;")
     page.locator("#images button").first.click()
     playwright.expect(page.locator("#error")).to_be_hidden()
+
+
+def test_an_own_image_that_is_opened_again_after_a_reload_is_there_once(open_page, png):
+    page = open_page()
+    four, five = (
+        {"name": f"{name}.png", "mimeType": "image/png", "buffer": png[0]} for name in ("four", "five")
+    )
+    for file in (four, five):
+        page.set_input_files("#file", file)
+        playwright.expect(page.locator("#images button").first).to_have_attribute("title", file["name"])
+    settled(page)
+    page.reload()
+    settled(page)
+    assert page.locator("#images button").count() == 5
+    page.set_input_files("#file", four)
+    playwright.expect(page.locator("#images button").first).to_have_attribute("title", "four.png")
+    assert page.locator("#images button").count() == 5
+    assert page.locator("#images button[aria-pressed=true]").get_attribute("title") == "four.png"
 
 
 def test_an_image_that_is_dropped(open_page, png):

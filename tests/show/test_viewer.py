@@ -47,6 +47,10 @@ class TestEquilibrium:
         assert first.shape == (8, 8, 3)
         assert (first == first[0, 0]).all()
 
+    def test_what_the_network_reads_of_a_state_is_named(self, viewer, hidden_viewer):
+        assert viewer.equilibrium("test-0", AS_TRAINED)["read"] == "z"
+        assert hidden_viewer.equilibrium("test-0", AS_TRAINED)["read"] == "y"
+
     def test_a_solve_that_falls_short_is_said(self, viewer):
         for layer in viewer.network.equilibrium_layers:
             layer.solver = type(layer.solver)(tol=1e-5, max_steps=2)
@@ -182,8 +186,14 @@ class TestAdd:
         with pytest.raises(ConfigError, match="more than the 20"):
             viewer.add("x.png", bytes(MOST_BYTES + 1))
 
+    def test_a_file_that_comes_again_is_the_same_image_and_the_newest(self, viewer, png):
+        entry = viewer.add("a.png", png[0])
+        assert viewer.add("b.png", png[0])["key"] != entry["key"]
+        assert viewer.add("a.png", png[0]) == entry
+        assert [image["name"] for image in viewer.describe()["images"]][3:] == ["b.png", "a.png"]
+
     def test_the_oldest_make_room(self, viewer, png):
-        keys = [viewer.add("a.png", png[0])["key"] for _ in range(18)]
+        keys = [viewer.add(f"{i}.png", png[0])["key"] for i in range(18)]
         assert keys[0] not in viewer._images
         assert keys[-1] in viewer._images
         assert "test-0" in viewer._images

@@ -6,7 +6,7 @@ import math
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from itertools import count
+from hashlib import sha256
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -82,7 +82,6 @@ class Viewer:
         self._certified = copied(network)
         self._normalization = Normalization(card.mean, card.std)
         self._images = {f"test-{i}": sample for i, sample in enumerate(samples)}
-        self._numbers = count(1)
         for layer in (*network.modules(), *self._certified.modules()):
             if isinstance(layer, EquilibriumLayer):
                 layer.on_unconverged = "count"  # The page says it.
@@ -107,6 +106,8 @@ class Viewer:
     def add(self, name: str, content: bytes) -> dict[str, Any]:
         """Take in the content of an image file, brought to the network's input as predictions do.
 
+        A file that is there already, by content and name, becomes the newest one.
+
         Raises:
             ConfigError: if it is too large or cannot be read as an image.
         """
@@ -127,7 +128,8 @@ class Viewer:
                     f"{name} is not an image that can be read; choose a picture such as a PNG or JPEG file."
                 ) from error
         batch, _ = Preprocess(self._normalization)((pixels[None], torch.zeros(1, dtype=torch.long)))
-        key = f"own-{next(self._numbers)}"
+        key = f"own-{sha256(name.encode() + bytes(1) + content).hexdigest()[:16]}"
+        self._images.pop(key, None)
         self._images[key] = Sample(batch, name)
         own = [other for other in self._images if other.startswith("own-")]
         for old in own[:-_KEPT_UPLOADS]:
@@ -157,6 +159,7 @@ class Viewer:
             "lowest": iteration.lowest,
             "tolerance": iteration.tolerance,
             "outcome": _outcome(iteration),
+            "read": _read_as(iteration.layer),
             **self._predictions(logits),
             "frames": [
                 {"step": step, "place": place, "pictures": row}
@@ -320,6 +323,11 @@ def _outcome(iteration: Iteration) -> str:
     return f"{method} found z* in {steps} evaluations of T, at a residual of {residual}."
 
 
+def _read_as(layer: EquilibriumLayer) -> str:
+    """What the network reads of a state: the state itself or its hidden variable."""
+    return "y" if isinstance(layer.map, HiddenReadout) else "z"
+
+
 def _expect_classifier(card: ModelCard, what: str) -> None:
     if card.task != "classification":
         raise ConfigError(f"{what} is for networks that classify whole images; this one classifies pixels.")
@@ -338,7 +346,7 @@ def _distance(network: nn.Module, image: Tensor, card: ModelCard) -> str:
     layer, x = _first_call(network, image)
     certificate = certify(layer, x)
     bound, size = float(certificate.distance.value), float(norm(layer.solve(x).value))
-    read = "y" if isinstance(layer.map, HiddenReadout) else "z"
+    read = _read_as(layer)
     if not math.isfinite(bound):
         return (
             "Not available: the map is not known to bring all states closer to one another, without which no"

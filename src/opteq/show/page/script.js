@@ -101,6 +101,7 @@ function addImage(entry) {
   const button = make("button", { type: "button", title: entry.name, "aria-pressed": "false" }, picture);
   button.dataset.key = entry.key;
   button.addEventListener("click", () => choose(entry.key));
+  for (const other of [...$("images").children]) if (other.dataset.key === entry.key) other.remove();
   if (entry.key.startsWith("own-")) $("images").prepend(button);
   else $("images").append(button);
 }
@@ -159,9 +160,11 @@ function showWay(found) {
   $("outcome").textContent = way.outcome;
   for (const figure of document.querySelectorAll("#pictures figure:not(.input)")) figure.remove();
   for (const name of way.pictures) {
-    const picture = make("img", { alt: `state, ${name}` });
-    $("pictures").append(make("figure", { class: "state" }, picture, make("figcaption", {}, name)));
+    const caption = `${way.read}, ${name}`;
+    const picture = make("img", { alt: caption });
+    $("pictures").append(make("figure", { class: "state" }, picture, make("figcaption", {}, caption)));
   }
+  $("read").hidden = way.read === "z";
   $("step").max = String(way.frames.length - 1);
   $("step").value = $("step").max;
   $("objective").toggleAttribute("hidden", way.objective === null);
@@ -235,6 +238,7 @@ async function certify() {
       finish(texts[i], `Not available: ${error.message}`);
     }
   }
+  $("first").hidden = true;
   $("certificate").setAttribute("aria-busy", "false");
 }
 
