@@ -166,6 +166,17 @@ def test_convergence_leaves_out_what_is_only_rounding():
     assert np.isfinite(right.lines[0].get_ydata()).tolist() == [True, True, False, False]
 
 
+def test_the_median_goes_on_until_half_of_the_lines_have_ended():
+    residual = np.array(
+        [[1e-1, 1e-16, 1e-16, 1e-16], [1e-2, 1e-3, 1e-16, np.inf], [1e-3, 1e-4, 1e-5, np.inf]]
+    )
+    *_, median = draw_residual(residual, np.nan).axes[0].lines
+    np.testing.assert_array_equal(median.get_ydata(), [1e-2, 1e-4, np.nan, np.nan])
+    # Of an even number, between the two in the middle as long as there are both.
+    *_, median = draw_residual(residual[:2], np.nan).axes[0].lines
+    np.testing.assert_allclose(median.get_ydata(), [5.5e-2, np.nan, np.nan, np.nan])
+
+
 def test_training_draws_a_curve_per_stage():
     epochs = np.array([1.0, 2.0])
     loss = {"train": (epochs, np.array([2.0, 1.0])), "val": (epochs, np.array([3.0, 0.0]))}

@@ -130,7 +130,8 @@ def equilibria(traces: Traces) -> str:
     explanation += _what_equilibria_are(traces)
     along = (
         "Along a plain iteration z ← T(z), in float64, for a few test images (thin lines)"
-        " and their median: how far z still is from a fixed point."
+        " and their median: how far z still is from a fixed point. A thin line ends where only rounding is"
+        " left, the median where half of them have ended."
     )
     if not traces.energy.size:
         along += " This map has no hidden objective."

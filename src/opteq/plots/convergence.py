@@ -67,7 +67,10 @@ def _draw_lines(
     shown = np.where(values > rounding, values, np.nan)
     steps = np.arange(values.shape[1])
     axes.plot(steps, shown.T, color=colour, alpha=0.35, linewidth=0.9)
-    axes.plot(steps, np.median(shown, axis=0), color=colour, label="median")
+    # What is no longer drawn counts as the lowest: the median goes on until half of the lines have ended.
+    with np.errstate(invalid="ignore"):
+        median = np.median(np.where(np.isnan(shown), -np.inf, shown), axis=0)
+    axes.plot(steps, np.where(np.isfinite(median), median, np.nan), color=colour, label="median")
     axes.set_xlabel("plain iteration")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return shown
