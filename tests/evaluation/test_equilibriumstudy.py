@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from scipy.stats import ttest_rel
 from torch import nn
 
 import opteq
@@ -153,6 +154,14 @@ def test_accuracies_and_residuals_are_those_of_the_iteration_written_out(name):
     record = study_equilibrium(model, batches(x, labels))
     assert (record.samples, record.steps) == (SAMPLES, STEPS)
     assert [*record.accuracy, record.full_accuracy] == pytest.approx(expected, abs=1e-12)
+
+    for answer, gain in zip(answers, record.gains, strict=False):
+        right = (answers[-1] == labels).double(), (answer == labels).double()
+        interval = ttest_rel(*right).confidence_interval(0.95)
+        found = gain.mean - gain.half_width, gain.mean + gain.half_width
+        if not torch.equal(*right):
+            assert found == pytest.approx((interval.low, interval.high), abs=1e-12)
+        assert (gain.mean, gain.pairs) == (pytest.approx(float((right[0] - right[1]).mean())), SAMPLES)
 
     before = [start(x), *along[:20]]
     change = np.array(
@@ -502,6 +511,7 @@ def test_scenes_are_judged_by_their_pixels():
         expected.append(((answer == labels) & known).sum().item() / known.sum().item())
     record = study_equilibrium(model, batches(x, labels, 4))
     assert [*record.accuracy, record.full_accuracy] == pytest.approx(expected, abs=1e-12)
+    assert [gain.mean for gain in record.gains] == pytest.approx([expected[-1] - a for a in expected[:-1]])
     assert math.isnan(record.head_scale)
 
 
@@ -531,6 +541,7 @@ def test_json_tables_and_figures():
     lines = "\n\n".join(map(str, tables(record))).splitlines()
     accuracy = next(line.split() for line in lines if line.strip().startswith("accuracy"))
     assert accuracy[1:] == [f"{a:.2%}" for a in (*record.accuracy, record.full_accuracy)]
+    assert any(line.strip().startswith("gain of z*, points  ") for line in lines)
     first = next(line.split() for line in lines if line.strip().startswith("W1"))
     assert first[-1] == f"{own.active[0]:.1%}"
     assert f"{own.spectra[0].largest:.3f}" in first

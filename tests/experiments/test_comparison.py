@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import ttest_rel
 
-from opteq.experiments.comparison import Column, difference, markdown
+from opteq.experiments.comparison import Column, difference, markdown, verdict
 from opteq.experiments.tables import Claim, Row, Table
 
 TABLE = Table(
@@ -47,10 +47,10 @@ def test_only_common_seeds_are_paired():
 )
 def test_a_verdict_needs_an_interval_without_zero_or_within_the_margin(values, higher, lower):
     found = difference(dict(enumerate(values)), dict.fromkeys(range(3), 0.0))
-    assert found.verdict(Column("", 100, margin=0.03)) == higher
-    assert found.verdict(Column("", 100, higher_is_better=False, margin=0.03)) == lower
+    assert verdict(found, Column("", 100, margin=0.03)) == higher
+    assert verdict(found, Column("", 100, higher_is_better=False, margin=0.03)) == lower
     if "smaller" in higher:
-        assert found.verdict(Column("", 100, margin=0.0248)) == "undecided"
+        assert verdict(found, Column("", 100, margin=0.0248)) == "undecided"
 
 
 def test_the_table_shows_means_spread_and_differences():

@@ -13,6 +13,7 @@ from opteq.errors import ConfigError
 from opteq.evaluation.branchstudy import BranchRecord
 from opteq.evaluation.equilibriumreport import worth
 from opteq.evaluation.equilibriumstudy import STEPS, EquilibriumRecord, LayerRecord
+from opteq.evaluation.paired import Difference
 from opteq.evaluation.scores import reliability
 from opteq.evaluation.trace import Traces
 from opteq.plots.calibration import draw_calibration
@@ -286,7 +287,8 @@ def make_worth(alpha=(), operators=("W1", "W2", "W_h1", "W_h2"), layers=1):
         kernels=(),
     )
     accuracy = (0.2, 0.4, 0.5, 0.6, 0.65, 0.66)
-    return EquilibriumRecord(50, STEPS, accuracy, 0.67, (layer,) * layers, 1.5)
+    gains = tuple(Difference(0.67 - a, 0.1, 50) for a in accuracy)
+    return EquilibriumRecord(50, STEPS, accuracy, 0.67, gains, (layer,) * layers, 1.5)
 
 
 @pytest.mark.spec("R7.9")
@@ -307,16 +309,27 @@ def test_accuracy_is_drawn_against_the_iterations_and_the_equilibrium():
 
 @pytest.mark.spec("R7.9")
 @pytest.mark.parametrize(
-    ("first", "full", "sentence"),
+    ("first", "gain", "sentence"),
     [
-        (0.2, 0.675, "with the equilibrium 67.50%: iterating to the end gains 47.50 percentage points."),
-        (0.7, 0.675, "with the equilibrium 67.50%: iterating to the end loses 2.50 percentage points."),
-        (0.675, 0.675, "with the equilibrium 67.50%: as many, iterated to the end or not."),
+        (0.2, Difference(0.475, 0.1, 50), "iterating to the end gains 47.50 ± 10.00 percentage points (mean"),
+        (0.7, Difference(-0.025, 0.02, 50), "iterating to the end loses 2.50 ± 2.00 percentage points (mean"),
+        (
+            0.7,
+            Difference(-0.025, 0.04, 50),
+            "iterating to the end loses 2.50 ± 4.00 percentage points, which 50 images do not decide (mean"
+            " difference, 95 % interval of Student&#x27;s t).",
+        ),
+        (0.675, Difference(0.0, 0.1, 50), "as many, iterated to the end or not."),
+        (
+            0.0,
+            Difference(0.675, math.inf, 1),
+            "iterating to the end gains 67.50 percentage points, which one image does not decide.",
+        ),
     ],
 )
-def test_the_section_says_what_iterating_does_to_the_accuracy(first, full, sentence):
-    record = dataclasses.replace(make_worth(), accuracy=(first,) * 6, full_accuracy=full)
-    assert sentence in worth(record)
+def test_the_section_says_what_iterating_does_to_the_accuracy(first, gain, sentence):
+    record = dataclasses.replace(make_worth(), accuracy=(first,) * 6, full_accuracy=0.675, gains=(gain,) * 6)
+    assert f"with the equilibrium 67.50%: {sentence}" in worth(record)
 
 
 @pytest.mark.spec("R7.9")

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 
 from opteq.evaluation.equilibriumstudy import EquilibriumRecord, KernelRecord, LayerRecord
 from opteq.evaluation.page import image, section, side_by_side, table
+from opteq.evaluation.paired import Difference
 from opteq.evaluation.stored import plain
 from opteq.evaluation.table import Table
 from opteq.plots.worth import draw_accuracy, draw_residuals, draw_spectra, draw_units
@@ -32,7 +33,7 @@ def worth(record: EquilibriumRecord) -> str:
     explanation = (
         f"With one evaluation of the map in place of every equilibrium {record.accuracy[0]:.2%} of the"
         f" answers on {record.samples:,} test images are right, with the equilibrium"
-        f" {record.full_accuracy:.2%}: {_difference(record.full_accuracy - record.accuracy[0])}."
+        f" {record.full_accuracy:.2%}: {_gain(record.gains[0])}."
     )
     pictures = [image(figure, text) for _, figure, text in figures(record)]
     numbers = [table(t.title, t.header, t.rows) for t in tables(record)]
@@ -41,12 +42,21 @@ def worth(record: EquilibriumRecord) -> str:
     )
 
 
-def _difference(accuracy: float) -> str:
-    """What iterating to the end does to the accuracy."""
-    points = f"{100 * abs(accuracy):.2f}"
-    if float(points) == 0:
+def _gain(gain: Difference) -> str:
+    """What iterating to the end does to the accuracy, and whether so many images decide it."""
+    if float(f"{100 * gain.mean:.2f}") == 0:
         return "as many, iterated to the end or not"
-    return f"iterating to the end {'gains' if accuracy > 0 else 'loses'} {points} percentage points"
+    points = _points(gain).lstrip("+-")
+    sentence = f"iterating to the end {'gains' if gain.mean > 0 else 'loses'} {points} percentage points"
+    if not gain.decided:
+        images = f"{gain.pairs:,} images do" if gain.pairs > 1 else "one image does"
+        sentence += f", which {images} not decide"
+    return f"{sentence} (mean difference, 95 % interval of Student's t)" if "±" in points else sentence
+
+
+def _points(gain: Difference) -> str:
+    # Images that are all answered alike say nothing of how others would be.
+    return gain.text(100, ".2f") if gain.half_width else f"{100 * gain.mean:+.2f}"
 
 
 def as_json(record: EquilibriumRecord) -> dict[str, Any]:
@@ -91,6 +101,7 @@ def figures(record: EquilibriumRecord) -> list[tuple[str, Figure, str]]:
 
 def _iterations(record: EquilibriumRecord) -> Table:
     rows = [["accuracy", *(f"{a:.2%}" for a in (*record.accuracy, record.full_accuracy))]]
+    rows.append(["gain of z*, points", *map(_points, record.gains), ""])
     for layer in record.layers:
         name = f"residual of {layer.name}" if len(record.layers) > 1 else "residual, median"
         rows.append([name, *(residual_text(layer.residual[1, k]) for k in record.steps), ""])

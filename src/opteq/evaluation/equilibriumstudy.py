@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from opteq.activations import Activation
 from opteq.errors import ConfigError
 from opteq.evaluation.inside import parts, passage
+from opteq.evaluation.paired import Difference, paired
 from opteq.evaluation.passes import Spread, evaluating
 from opteq.evaluation.trace import noting
 from opteq.gradients.unrolled import Unrolled
@@ -146,6 +147,7 @@ class EquilibriumRecord:
         steps: numbers `K` of iterations.
         accuracy: the accuracy with `K` iterations in place of every equilibrium; of pixels for scenes.
         full_accuracy: the accuracy of the network as it is.
+        gains: what it is above the accuracy with `K` iterations, image by image.
         layers: the equilibrium layers, in the order of their calls, on the first 256 images.
         head_scale: root mean square of what the last linear layer reads; NaN for a network without one.
     """
@@ -154,6 +156,7 @@ class EquilibriumRecord:
     steps: tuple[int, ...]
     accuracy: tuple[float, ...]
     full_accuracy: float
+    gains: tuple[Difference, ...]
     layers: tuple[LayerRecord, ...]
     head_scale: float
 
@@ -183,33 +186,39 @@ def study_equilibrium(
     names = {m: name for name, m in network.named_modules() if isinstance(m, EquilibriumLayer)}
     linears = [m for m in network.modules() if isinstance(m, nn.Linear)][-1:]
     studies: dict[EquilibriumLayer, _Study] = {}
-    hits, known, samples = np.zeros(len(STEPS) + 1), 0, 0
-    read = _Squares()
+    rows: list[Tensor] = []
+    known, read = 0, _Squares()
     with evaluating(network, device) as dtype, _own_randomness(device):
         for images, labels in Spread(loader, share):
             images, labels = images.to(device, dtype), labels.to(device)
             with noting([*names, *linears]) as calls:
-                hits[-1] += _hits(network(images), labels)
-            for place, steps in enumerate(STEPS):
+                full = _hits(network(images), labels)
+            columns = []
+            for steps in STEPS:
                 with _iterating(names, steps):
-                    hits[place] += _hits(network(images), labels)
+                    columns.append(_hits(network(images), labels))
+            rows.append(torch.stack([*columns, full], 1).cpu())
             for module, x in calls:
                 if isinstance(module, EquilibriumLayer):
                     studies.setdefault(module, _Study(module)).add(x)
                 else:
                     read.add(x)
             known += int((labels >= 0).sum())
-            samples += len(images)
-        if samples and not studies:
+        if rows and not studies:
             raise ConfigError("This network has no equilibrium layer: there is no equilibrium to study.")
         if not known:
             raise ConfigError("The test set is empty: give at least one image with a label.")
         classifier_norm = max((_norm(linear.weight) for linear in linears), default=math.nan)
+        hits = torch.cat(rows).double()
+        *accuracy, full_accuracy = (hits.sum(0) / known).tolist()
+        # An image of a scene counts by its pixels, so that the mean over images is that of the accuracy.
+        gains = (hits[:, -1:] - hits[:, :-1]) * (len(hits) / known)
         return EquilibriumRecord(
-            samples,
+            len(hits),
             STEPS,
-            tuple((hits[:-1] / known).tolist()),
-            float(hits[-1] / known),
+            tuple(accuracy),
+            full_accuracy,
+            tuple(paired(column) for column in gains.T.tolist()),
             tuple(study.record(names[layer], classifier_norm) for layer, study in studies.items()),
             read.root_mean,
         )
@@ -370,10 +379,10 @@ def _own_randomness(device: torch.device | str) -> AbstractContextManager[None]:
     return torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type)
 
 
-def _hits(logits: Tensor, labels: Tensor) -> int:
-    """How many labels the logits name; those that are not finite name none."""
-    right = (logits.argmax(1) == labels) & logits.isfinite().all(1)
-    return int((right & (labels >= 0)).sum())
+def _hits(logits: Tensor, labels: Tensor) -> Tensor:
+    """`(batch,)` how many labels of each image the logits name; those that are not finite name none."""
+    right = (logits.argmax(1) == labels) & logits.isfinite().all(1) & (labels >= 0)
+    return right.reshape(len(right), -1).sum(1)
 
 
 def _projection(gram: Tensor) -> Spectrum:

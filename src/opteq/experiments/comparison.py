@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy.stats import t as student
-
 from opteq.evaluation.branchstudy import DIRECTIONS, SIZES
+from opteq.evaluation.paired import Difference, paired
 from opteq.experiments.tables import Table
-
-CONFIDENCE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,37 +78,18 @@ COLUMNS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Mean difference to the reference over the seeds that both have, with half its confidence interval.
-
-    Attributes:
-        mean: mean of the differences.
-        half_width: half the width of the 95 % interval of Student's t; infinite for a single pair.
-        pairs: number of pairs.
-    """
-
-    mean: float
-    half_width: float
-    pairs: int
-
-    def verdict(self, column: Column) -> str:
-        """`"better"` or `"worse"` where the interval leaves out zero, else whether it shows it small."""
-        if abs(self.mean) > self.half_width:
-            return "better" if (self.mean > 0) == column.higher_is_better else "worse"
-        small = abs(self.mean) + self.half_width <= column.margin
-        return f"smaller than {column.margin * column.scale:g} point" if small else "undecided"
+def verdict(found: Difference, column: Column) -> str:
+    """`"better"` or `"worse"` where the interval leaves out zero, else whether it shows it small."""
+    if found.decided:
+        return "better" if (found.mean > 0) == column.higher_is_better else "worse"
+    small = abs(found.mean) + found.half_width <= column.margin
+    return f"smaller than {column.margin * column.scale:g} point" if small else "undecided"
 
 
 def difference(row: Mapping[int, float], reference: Mapping[int, float]) -> Difference | None:
     """Compare seed by seed; None without a common seed."""
     pairs = [row[seed] - reference[seed] for seed in sorted(row.keys() & reference.keys())]
-    if not pairs:
-        return None
-    if len(pairs) == 1:
-        return Difference(pairs[0], math.inf, 1)
-    quantile = float(student.ppf(0.5 + CONFIDENCE / 2, len(pairs) - 1))
-    return Difference(fmean(pairs), quantile * stdev(pairs) / math.sqrt(len(pairs)), len(pairs))
+    return paired(pairs) if pairs else None
 
 
 def markdown(
@@ -149,11 +126,11 @@ def markdown(
             else _cell(values(runs, name), column(name))
             for name, published in shown
         ]
-        found, verdict = None, "reference" if row.name == table.reference else "–"
+        found, decision = None, "reference" if row.name == table.reference else "–"
         if row.name != table.reference:
             found = difference(values(runs, table.compare), values(scores[table.reference], table.compare))
-            verdict = found.verdict(compared) if found else "–"
-        cells += [_shown(found, compared), verdict]
+            decision = verdict(found, compared) if found else "–"
+        cells += [_shown(found, compared), decision]
         lines.append(f"| {row.name} | {len(runs)} | {' | '.join(cells)} |")
     return "\n".join([*lines, *_claims(table, scores)]) + "\n"
 
@@ -183,10 +160,10 @@ def _claims(table: Table, scores: Mapping[str, Mapping[int, Mapping[str, Any]]])
     for claim in table.claims:
         name = claim.score or table.compare
         found = difference(values(scores[claim.better], name), values(scores[claim.worse], name))
-        verdict = found.verdict(column(name)) if found else "not run"
+        decision = verdict(found, column(name)) if found else "not run"
         ordering = f"{claim.better} better than {claim.worse}"
         shown = _shown(found, column(name))
-        lines.append(f"| {ordering} | {column(name).heading} | {shown} | {words.get(verdict, verdict)} |")
+        lines.append(f"| {ordering} | {column(name).heading} | {shown} | {words.get(decision, decision)} |")
     return lines
 
 
@@ -211,9 +188,4 @@ def _cell(found: Mapping[int, float], column: Column) -> str:
 
 
 def _shown(found: Difference | None, column: Column) -> str:
-    if found is None:
-        return "–"
-    mean = format(found.mean * column.scale, "+" + column.form)
-    if math.isinf(found.half_width):
-        return mean
-    return f"{mean} ± {format(found.half_width * column.scale, column.form)}"
+    return "–" if found is None else found.text(column.scale, column.form)
