@@ -541,7 +541,7 @@ def test_json_tables_and_figures():
     lines = "\n\n".join(map(str, tables(record))).splitlines()
     accuracy = next(line.split() for line in lines if line.strip().startswith("accuracy"))
     assert accuracy[1:] == [f"{a:.2%}" for a in (*record.accuracy, record.full_accuracy)]
-    assert any(line.strip().startswith("gain of z*, points  ") for line in lines)
+    assert any(line.strip().startswith("gain of z*, points ± 95 %  ") for line in lines)
     first = next(line.split() for line in lines if line.strip().startswith("W1"))
     assert first[-1] == f"{own.active[0]:.1%}"
     assert f"{own.spectra[0].largest:.3f}" in first

@@ -424,19 +424,14 @@ def test_every_part_of_a_page_escapes_its_text(html):
 
 
 COMMAND = (
-    "opteq fit --config digits --model.network.body.solver Anderson --model.network.body.solver.max_steps 60"
-    " --trainer.max_epochs 1 --run /tmp/runs-of-a-long-name/that-lie-in-one-another/one"
+    "opteq fit --config digits --model.network.body.solver opteq.solvers.Anderson"
+    " --model.network.body.solver.max_steps 60 --trainer.max_epochs 1"
+    " --run /tmp/runs-of-a-long-name/that-lie-in-one-another/one"
 )
 
 
-@pytest.mark.parametrize("width", [1400, 390])
-def test_a_command_breaks_between_its_options(browser, width):
-    shown = browser.new_page(viewport={"width": width, "height": 800})
-    shown.set_content(page("run", "", [facts([("command", COMMAND)])], ""))
-    cell = shown.locator("td + td")
-    assert (
-        cell.evaluate("e => { getSelection().selectAllChildren(e); return `${getSelection()}` }") == COMMAND
-    )
+def lines_of(cell):
+    """The lines that the text of a cell stands in, without blanks."""
     # Of each character that is not blank, the line that it is on.
     tops = cell.evaluate(
         """cell => {
@@ -451,7 +446,18 @@ def test_a_command_breaks_between_its_options(browser, width):
                 }
             return found; }"""
     )
-    lines = ["".join(c for c, _ in line) for _, line in groupby(tops, key=lambda pair: round(pair[1]))]
+    return ["".join(c for c, _ in line) for _, line in groupby(tops, key=lambda pair: round(pair[1]))]
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_a_command_breaks_between_its_options(browser, width):
+    shown = browser.new_page(viewport={"width": width, "height": 800})
+    shown.set_content(page("run", "", [facts([("command", COMMAND)])], ""))
+    cell = shown.locator("td + td")
+    assert (
+        cell.evaluate("e => { getSelection().selectAllChildren(e); return `${getSelection()}` }") == COMMAND
+    )
+    lines = lines_of(cell)
     shown.close()
     assert "".join(lines) == COMMAND.replace(" ", "")
     assert len(lines) > 1
@@ -462,8 +468,27 @@ def test_a_command_breaks_between_its_options(browser, width):
         # What does not fit breaks before its value, and then at dots and slashes.
         assert {
             "--model.network.body.solver",
-            "Anderson",
+            "opteq.solvers.Anderson",
             "--model.network.body.solver.",
             "max_steps",
         } <= set(lines)
         assert "/tmp/runs-of-a-long-name/" in lines
+
+
+def test_numbers_of_a_version_stay_in_one_line(browser):
+    system = "Linux-6.18.44-fc-v657-x86_64-with-glibc2.36"
+    shown = browser.new_page(viewport={"width": 390, "height": 800})
+    shown.set_content(page("run", "", [facts([("the system", system)])], ""))
+    first, second = lines_of(shown.locator("td + td"))
+    assert first + second == system
+    assert first.startswith("Linux-6.18.44-")
+    assert first.endswith("-")
+    shown.close()
+
+
+def test_scores_of_classes_fit_a_phone(browser):
+    shown = browser.new_page(viewport={"width": 390, "height": 800})
+    header = ["class", "images", "recall", "precision", "F1"]
+    shown.set_content(page("run", "", [table("Scores", header, [["airplane", "5", *["100.0%"] * 3]])], ""))
+    assert shown.locator(".table").evaluate("e => e.scrollWidth <= e.clientWidth")
+    shown.close()

@@ -184,6 +184,7 @@ def test_training_draws_a_curve_per_stage():
     (axes,) = (figure := draw_curves("the_loss", loss)).axes
     to_svg(figure)
     assert titles(figure) == ["the loss"]
+    assert titles(draw_curves("accuracy_top5", loss)) == ["top-5 accuracy"]
     np.testing.assert_array_equal([line.get_ydata() for line in axes.lines], [[2, 1], [3, 0]])
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["training", "validation"]
     assert not any(line.get_clip_on() for line in axes.lines)
@@ -319,7 +320,13 @@ def test_accuracy_is_drawn_against_the_iterations_and_the_equilibrium():
             "iterating to the end loses 2.50 ± 4.00 percentage points, which 50 images do not decide (mean"
             " difference, 95 % interval of Student&#x27;s t).",
         ),
-        (0.675, Difference(0.0, 0.1, 50), "as many, iterated to the end or not."),
+        (
+            0.675,
+            Difference(0.0, 0.1, 50),
+            "as many, iterated to the end or not, a difference of 0.00 ± 10.00 percentage points (mean",
+        ),
+        # None of the images is answered otherwise.
+        (0.675, Difference(0.0, 0.0, 50), "as many, iterated to the end or not."),
         (
             0.0,
             Difference(0.675, math.inf, 1),

@@ -1,6 +1,7 @@
 """The page in a browser, where there is one."""
 
 import threading
+from itertools import pairwise
 
 import pytest
 
@@ -287,6 +288,15 @@ def test_attention_and_attack(open_page):
 def test_nothing_is_wider_than_the_page(open_page, viewport):
     page = open_page(viewport)
     assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+
+
+@pytest.mark.parametrize("viewport", [WIDE, PHONE], ids=["wide", "phone"])
+def test_sections_are_evenly_spaced(open_page, viewport):
+    page = open_page(viewport)
+    boxes = [section.bounding_box() for section in page.locator("section").all()]
+    gaps = [below["y"] - above["y"] - above["height"] for above, below in pairwise(boxes)]
+    # Of two side by side the second does not lie below.
+    assert {round(gap) for gap in gaps if gap > 0} == {16}
 
 
 def test_dark_where_the_reader_wants_it(open_page):

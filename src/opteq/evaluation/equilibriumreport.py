@@ -18,6 +18,7 @@ from opteq.plots.worth import draw_accuracy, draw_residuals, draw_spectra, draw_
 from opteq.results import residual_text
 
 JSON = "equilibrium.json"
+_INTERVAL = " (mean difference, 95 % interval of Student's t)"
 
 
 def tables(record: EquilibriumRecord) -> list[Table]:
@@ -44,14 +45,19 @@ def worth(record: EquilibriumRecord) -> str:
 
 def _gain(gain: Difference) -> str:
     """What iterating to the end does to the accuracy, and whether so many images decide it."""
-    if float(f"{100 * gain.mean:.2f}") == 0:
-        return "as many, iterated to the end or not"
     points = _points(gain).lstrip("+-")
+    if float(f"{100 * gain.mean:.2f}") == 0:
+        sentence = "as many, iterated to the end or not"
+        return (
+            f"{sentence}, a difference of {points} percentage points{_INTERVAL}"
+            if "±" in points
+            else sentence
+        )
     sentence = f"iterating to the end {'gains' if gain.mean > 0 else 'loses'} {points} percentage points"
     if not gain.decided:
         images = f"{gain.pairs:,} images do" if gain.pairs > 1 else "one image does"
         sentence += f", which {images} not decide"
-    return f"{sentence} (mean difference, 95 % interval of Student's t)" if "±" in points else sentence
+    return sentence + (_INTERVAL if "±" in points else "")
 
 
 def _points(gain: Difference) -> str:
@@ -101,7 +107,7 @@ def figures(record: EquilibriumRecord) -> list[tuple[str, Figure, str]]:
 
 def _iterations(record: EquilibriumRecord) -> Table:
     rows = [["accuracy", *(f"{a:.2%}" for a in (*record.accuracy, record.full_accuracy))]]
-    rows.append(["gain of z*, points", *map(_points, record.gains), ""])
+    rows.append(["gain of z*, points ± 95 %", *map(_points, record.gains), ""])
     for layer in record.layers:
         name = f"residual of {layer.name}" if len(record.layers) > 1 else "residual, median"
         rows.append([name, *(residual_text(layer.residual[1, k]) for k in record.steps), ""])

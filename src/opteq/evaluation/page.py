@@ -70,9 +70,10 @@ th { color: var(--soft); font-weight: 400; }
 @media (max-width: 640px) { th, td { padding-left: 11px; } }
 th:first-child, td:first-child { padding-left: 0; text-align: left; }
 td:first-child { white-space: normal; min-width: 8em; }
+@media (max-width: 640px) { td:first-child { min-width: 5em; } }
 .facts td { text-align: left; white-space: normal; }
 /* Lines break between these, not at hyphens, and within one only if it does not fit. */
-.facts span { display: inline-block; max-width: 100%; word-break: break-all; }
+.facts span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }
 tbody tr + tr td, thead + tbody td { border-top: 1px solid var(--line); }
 .missing { margin-top: 16px; border-left: 4px solid #d55e00; padding: 4px 14px; color: var(--ink); }
 details { margin-top: 44px; }
@@ -93,8 +94,8 @@ footer { margin-top: 44px; border-top: 1px solid var(--line); padding-top: 10px;
 # Pixels from which a picture no longer fits a phone at a size that can be read.
 _PHONE = 420
 # Where a line of facts may break, and what stands there: before an option of a command or, if it does not fit
-# with its value, between words, or else behind the dots and slashes of one.
-_BREAKS = ((" (?=--)", " "), (" ", " "), ("(?<=[./])", ""))
+# with its value, between words, or else behind the dots and slashes of one, but not within a number.
+_BREAKS = ((" (?=--)", " "), (" ", " "), (r"(?<=[./])(?!\d)", ""))
 
 
 def page(title: str, subtitle: str, parts: Iterable[str], footer: str) -> str:

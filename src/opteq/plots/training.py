@@ -17,6 +17,7 @@ Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 _COLOURS = {"train": BLUE, "val": ORANGE, "": GREY}
 _STAGES = {"train": "training", "val": "validation", "": ""}
 _SPOKEN = {
+    "accuracy_top5": "top-5 accuracy",
     "residual_max": "largest residual",
     "unconverged": "unconverged solves",
     "adjoint_unconverged": "unconverged adjoint solves",
