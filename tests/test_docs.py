@@ -242,3 +242,26 @@ def test_the_map_of_the_recipe_is_solved_and_certified():
     torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-9)
     certificate = opteq.certify(layer, x.detach())
     assert (certificate.distance.value >= certificate.distance_to_reference.value).all()
+
+
+def test_options_in_the_text_are_not_broken_behind_their_dashes(browser):
+    page = browser.new_page(viewport={"width": 390, "height": 800})
+    page.set_content(
+        "<style>code { overflow-wrap: anywhere }</style><p style='width: 300px; font: 16px monospace'>"
+        "On the command line it is <code>--model.network.body.readout hidden</code>, and in Python"
+        " <code>opteq.theory.lipschitz.equilibrium_lipschitz</code>.</p><pre><code>--of a block</code></pre>"
+    )
+    page.add_script_tag(path=ROOT / "docs" / "assets" / "code.js")
+    option, name = page.locator("p code").all()
+    assert option.inner_text() == "--model.network.body.readout hidden"
+    assert option.evaluate("e => e.firstElementChild.getClientRects().length") == 1
+    assert name.inner_text() == "opteq.theory.lipschitz.equilibrium_lipschitz"
+    lines = name.evaluate(
+        """e => [...e.childNodes].filter(n => n.nodeType === Node.TEXT_NODE).map(n => {
+            const range = document.createRange();
+            range.selectNode(n);
+            return range.getClientRects().length; })"""
+    )
+    assert lines == [1] * 4
+    assert page.locator("pre span").count() == 0
+    page.close()
