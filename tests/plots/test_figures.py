@@ -122,6 +122,7 @@ def test_calibration_bars_are_the_accuracies():
     to_svg(figure)
     heights = [bar.get_height() for bar in figure.axes[0].patches]
     np.testing.assert_array_equal(heights, bins.accuracy)
+    assert not figure.axes[0].lines[1].get_clip_on()
     assert [bar.get_height() for bar in figure.axes[1].patches] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 3]
 
 

@@ -70,7 +70,7 @@ th { color: var(--soft); font-weight: 400; }
 @media (max-width: 640px) { th, td { padding-left: 11px; } }
 th:first-child, td:first-child { padding-left: 0; text-align: left; }
 td:first-child { white-space: normal; min-width: 8em; }
-@media (max-width: 640px) { td:first-child { min-width: 5em; } }
+@media (max-width: 640px) { td:first-child { min-width: 6em; } }
 .facts td { text-align: left; white-space: normal; }
 /* Lines break between these, not at hyphens, and within one only if it does not fit. */
 .facts span { display: inline-block; max-width: 100%; overflow-wrap: anywhere; }

@@ -26,6 +26,8 @@ def draw_calibration(reliability: Reliability) -> Figure:
         color="#111827",
         markersize=3,
         label="mean confidence of the bin",
+        # Not cut in half where all of a bin are right, or none.
+        clip_on=False,
     )
     above.set(xlim=(0, 1), ylim=(0, 1), ylabel="accuracy")
     above.yaxis.set_major_formatter(PercentFormatter(1.0))
