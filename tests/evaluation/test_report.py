@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import opteq.evaluation.record as records
 import opteq.evaluation.report as report
 from opteq.errors import ConfigError
-from opteq.evaluation.page import facts, folded, image, missing, page, section, table, tiles
+from opteq.evaluation.page import _CSS, facts, folded, image, missing, page, section, table, tiles
 from opteq.evaluation.report import write_report
 from opteq.evaluation.sections import headline
 from opteq.layer import EquilibriumLayer
@@ -26,7 +26,7 @@ from opteq.maps.gaussian import GaussianMap
 from opteq.maps.optequnit import OptEqUnit
 from opteq.models.bodies import Gaussian, Unit
 from opteq.operators.conv import Conv2d
-from opteq.plots.style import new_figure
+from opteq.plots.style import _VARIABLES, new_figure
 from opteq.solvers.anderson import Anderson
 from tests.conftest import PATIENCE
 from tests.evaluation.conftest import new_data, new_network
@@ -291,6 +291,29 @@ def test_figures_are_in_the_colours_of_the_page(look):
         light, contrast = ground_and_lines(**media)
         assert light == 255
         assert contrast > 150
+
+
+def contrast(one, other):
+    """The ratio of the luminances of two colours `#rrggbb`, from 1 to 21, as WCAG 2 defines it."""
+
+    def luminance(colour):
+        parts = np.array([int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)])
+        return np.where(parts <= 0.03928, parts / 12.92, ((parts + 0.055) / 1.055) ** 2.4) @ [
+            0.2126,
+            0.7152,
+            0.0722,
+        ]
+
+    lighter, darker = sorted((luminance(one) + 0.05, luminance(other) + 0.05), reverse=True)
+    return lighter / darker
+
+
+def test_small_letters_in_pictures_can_be_read_on_light_and_dark_pages():
+    light, dark = (dict(re.findall(r"--(\w+): (#\w{6})\b", rules)) for rules in _CSS.split(":root")[1:3])
+    for colour, variable in _VARIABLES.items():
+        if variable not in ("--frame", "--grid", "--blue"):
+            assert contrast(colour, light["card"]) >= 4.5, variable
+            assert contrast(dark[variable.removeprefix("--")], dark["card"]) >= 4.5, variable
 
 
 def test_a_confusion_matrix_is_dark_on_a_dark_page(look):

@@ -17,7 +17,7 @@ _CSS = """
 @media screen and (prefers-color-scheme: dark) {
   :root { --paper: #14171c; --card: #1d2127; --ink: #eceff4; --soft: #a3acba; --line: #333a44;
     --accent: #6cb8e6; --text: #eceff4; --label: #c3cad5; --frame: #6b7583; --grid: #333a44; --grey: #a3acba;
-    --blue: #5aaee0; --shade: #eceff466; } }
+    --blue: #5aaee0; --right: #3fc79b; --wrong: #f08c4b; --shade: #eceff466; } }
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--paper); color: var(--ink);
   font: 15px/1.55 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from opteq.evaluation.record import Samples
 from opteq.plots.equilibria import name_row
 from opteq.plots.samples import show_image
-from opteq.plots.style import GREEN, ORANGE, literal, new_figure, styled
+from opteq.plots.style import RIGHT, WRONG, literal, new_figure, styled
 
 
 @styled
@@ -37,7 +37,7 @@ def draw_saliency(samples: Samples, maps: NDArray, class_names: Sequence[str]) -
         title = f"{literal(class_names[predicted], longest=14)}\n{samples.confidences[column]:.1%}"
         if predicted != true:
             title += f"\ntrue: {literal(class_names[true], longest=12)}"
-        colour = GREEN if predicted == true else ORANGE
+        colour = RIGHT if predicted == true else WRONG
         above.set_title(title, fontsize=7.5, fontweight="normal", color=colour)
     name_row(grid[0, 0], "image")
     name_row(grid[1, 0], "Grad-CAM")

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from opteq.evaluation.record import Samples
-from opteq.plots.style import GREEN, ORANGE, new_figure, styled, wrapped
+from opteq.plots.style import RIGHT, WRONG, new_figure, styled, wrapped
 
 _COLUMNS = 8
 # Letters of a class name that fit above a picture.
@@ -33,7 +33,7 @@ def draw_samples(samples: Samples, class_names: Sequence[str]) -> Figure:
         title = f"{'✓' if right else '✗'} {name}\n{samples.confidences[index]:.1%}"
         if not right:
             title += f"\n{wrapped(f'true: {class_names[true]}', _WIDTH)}"
-        axes.set_title(title, fontsize=7.5, fontweight="normal", color=GREEN if right else ORANGE)
+        axes.set_title(title, fontsize=7.5, fontweight="normal", color=RIGHT if right else WRONG)
     return figure
 
 

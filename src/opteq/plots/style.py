@@ -24,6 +24,8 @@ from numpy.typing import NDArray
 
 BLUE, ORANGE, GREEN, GREY = "#0072B2", "#D55E00", "#009E73", "#6B7280"
 SEQUENTIAL = "cividis"
+# Of text on a light ground: the green and the orange above are too pale for small letters.
+RIGHT, WRONG = "#00765A", "#B84F00"
 TEXT, _LABEL, _FRAME, _GRID = "#111827", "#374151", "#9CA3AF", "#E5E7EB"
 # The colours that a page may change, by the names of its variables; those of data hold on any ground.
 _VARIABLES = {
@@ -33,6 +35,8 @@ _VARIABLES = {
     _GRID: "--grid",
     GREY: "--grey",
     BLUE: "--blue",
+    RIGHT: "--right",
+    WRONG: "--wrong",
 }
 # What matplotlib writes beside the picture itself: names of what nothing refers to, remarks, the addresses of
 # the formats, and a rule for all that a page has.
@@ -132,8 +136,8 @@ def to_svg(figure: Figure) -> bytes:
 def to_element(figure: Figure) -> str:
     """The figure as an element `<svg>` of an HTML page: transparent, in colours that the page may change.
 
-    These are the variables `--text`, `--label`, `--frame`, `--grid`, `--grey` and `--blue`, where the page
-    has any; its rules have to give lines round joins and butt ends.
+    These are the variables `--text`, `--label`, `--frame`, `--grid`, `--grey`, `--blue`, `--right` and
+    `--wrong`, where the page has any; its rules have to give lines round joins and butt ends.
     """
     nothing = dict.fromkeys(("Date", "Creator", "Format", "Type"))
     with matplotlib.rc_context(_STYLE), io.StringIO() as file:
