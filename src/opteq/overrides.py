@@ -7,7 +7,7 @@ from functools import lru_cache
 from itertools import takewhile
 
 # Names by which nothing is computed, and special ones by which something is.
-_SILENT = {"extra_repr", "reset_parameters", "_abc_impl"}
+_SILENT = {"extra_repr", "reset_parameters", "title", "_abc_impl"}
 _SPECIAL = {"__call__", "__getattr__", "__getattribute__", "__getitem__", "__iter__", "__len__"}
 
 

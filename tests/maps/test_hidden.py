@@ -140,6 +140,10 @@ class Unusual(Regularised):
         return KernelMap(Dense(3, 4), Dense(3, 3)).bind(x)
 
 
+def test_it_is_called_by_the_map_that_is_read():
+    assert HiddenReadout(dense_unit()).title == "OptEqUnit, hidden variable"
+
+
 def test_maps_of_units_do_not_take_it_for_one():
     hidden = HiddenReadout(dense_unit())
     with pytest.raises(ConfigError, match="HiddenReadout"):

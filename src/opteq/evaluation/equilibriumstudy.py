@@ -290,7 +290,7 @@ class _Study:
         residual = torch.cat(self.residuals).double().cpu().numpy()
         return LayerRecord(
             name,
-            type(map).__name__,
+            map.title,
             np.quantile(residual, [0.1, 0.5, 0.9], axis=0),
             (*_numbered("W", len(spectra)), *_numbered("W_h", len(projections))),
             (*spectra.values(), *projections),

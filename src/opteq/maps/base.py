@@ -35,6 +35,11 @@ class EquilibriumMap(nn.Module, ABC):
         """
 
     @property
+    def title(self) -> str:
+        """What it is called in summaries and reports."""
+        return type(self).__name__
+
+    @property
     def injections(self) -> tuple[nn.Module, ...]:
         """What reads `x`, in the order in which `rates` of the equation ask for their Lipschitz constants.
 

@@ -41,6 +41,10 @@ class HiddenReadout(EquilibriumMap):
         self.map = map
 
     @property
+    def title(self) -> str:
+        return f"{self.map.title}, hidden variable"
+
+    @property
     def injections(self) -> tuple[nn.Module, ...]:
         return self.map.injections
 

@@ -92,7 +92,7 @@ class Viewer:
         layers = [m for m in self.network.modules() if isinstance(m, EquilibriumLayer)]
         return {
             "title": self.title,
-            "map": type(layers[0].map).__name__ if layers else "no equilibrium layer",
+            "map": layers[0].map.title if layers else "no equilibrium layer",
             "parameters": sum(p.numel() for p in self.network.parameters()),
             "classes": list(self.card.class_names),
             "task": self.card.task,

@@ -112,7 +112,7 @@ def _name(network: nn.Module) -> str:
     """What tells networks apart: the map of the first equilibrium layer, else the body, else the network."""
     for module in network.modules():
         if isinstance(module, EquilibriumLayer):
-            return type(module.map).__name__
+            return module.map.title
     return type(getattr(network, "body", network)).__name__
 
 
