@@ -189,7 +189,8 @@ class ClassifierModule(LightningModule):
             ConfigError, NonFiniteError: As `check_checkpoint`.
         """
         self.check_checkpoint(checkpoint)
-        if not take_options(checkpoint, self._make_optimizer()):
+        # A checkpoint of weights alone has none.
+        if checkpoint.get("optimizer_states") and not take_options(checkpoint, self._make_optimizer()):
             rank_zero_info("The optimizer is of another kind than that of the checkpoint: it starts afresh.")
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
