@@ -307,6 +307,10 @@ def test_accuracy_is_drawn_against_the_iterations_and_the_equilibrium():
     flat = dataclasses.replace(record, accuracy=(0.989,) * 6, full_accuracy=0.99)
     low, high = draw_accuracy(flat).axes[0].get_ylim()
     assert high - low > 0.01
+    for all_alike in (0.0, 1.0):
+        extreme = dataclasses.replace(record, accuracy=(all_alike,) * 6, full_accuracy=all_alike)
+        low, high = draw_accuracy(extreme).axes[0].get_ylim()
+        assert 0 <= low < high <= 1
 
 
 @pytest.mark.spec("R7.9")

@@ -25,10 +25,13 @@ def draw_accuracy(record: EquilibriumRecord) -> Figure:
     figure = new_figure(4.2, 3.2)
     axes = figure.add_subplot()
     axes.axhline(record.full_accuracy, color=ORANGE, linestyle="--", linewidth=1.2, label="equilibrium")
-    axes.plot(record.steps, record.accuracy, "o-", color=BLUE, markersize=3.5, label="K iterations")
+    (curve,) = axes.plot(
+        record.steps, record.accuracy, "o-", color=BLUE, markersize=3.5, label="K iterations"
+    )
+    curve.set_clip_on(False)  # dots at 100 % are whole
     shown = [*record.accuracy, record.full_accuracy]
     room = max(_SPAN, max(shown) - min(shown)) / 2
-    axes.set_ylim(min(shown) - room, max(shown) + room / 2)
+    axes.set_ylim(max(0.0, min(shown) - room), min(1.0, max(shown) + room / 2))
     axes.set_xscale("log")
     axes.set_xticks(record.steps, [str(k) for k in record.steps])
     axes.minorticks_off()
