@@ -29,7 +29,6 @@ CASES = {
         "--data.num_workers=2",
     ),
     "averaged": ("--data.augmentation", "crop-flip", *EMA),
-    "averaged from its second epoch on": SWA,
     "not validated": (
         "--trainer.limit_val_batches=0",
         "--trainer.callbacks+=opteq.training.tolerance.FollowingTolerance",
