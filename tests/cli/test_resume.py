@@ -29,6 +29,7 @@ CASES = {
         "--data.num_workers=2",
     ),
     "averaged": ("--data.augmentation", "crop-flip", *EMA),
+    "averaged from its second epoch on": SWA,
     "not validated": (
         "--trainer.limit_val_batches=0",
         "--trainer.callbacks+=opteq.training.tolerance.FollowingTolerance",
@@ -85,7 +86,8 @@ def cut(monkeypatch):
 
 
 def curves(folder):
-    events = EventAccumulator(str(folder / "tensorboard"))
+    # Files begun in the same second are read in any order, and an earlier one would purge a later one.
+    events = EventAccumulator(str(folder / "tensorboard"), purge_orphaned_data=False)
     events.Reload()
     # What is logged twice for a step, as the epoch is, is one point.
     return {tag: {(e.step, e.value) for e in events.Scalars(tag)} for tag in events.Tags()["scalars"]}
