@@ -311,6 +311,14 @@ class TestImageFolder:
         assert len(told) == bool(sentence)
         assert sentence in "".join(told)
 
+    def test_no_validation_image_is_left_of_the_classes_that_are_kept(self, folders):
+        root = folders(train=("abc", 10), val=("abc", 1), test=("abc", 3))
+        data = ImageFolder(root, image_size=8, classes=["a", "b"])
+        read = data.read
+        data.read = lambda split: read(split).subset(torch.arange(2, 3)) if split == "val" else read(split)
+        with pytest.raises(ConfigError, match=r"No validation image of .* is of a class that is kept"):
+            data.setup("fit")
+
     def test_val_and_test_are_both_used(self, folders):
         root = folders(train=("ab", 10), val=("ab", 3), test=("ab", 4))
         data = prepared(ImageFolder(root, image_size=8))

@@ -140,3 +140,13 @@ class TestTheBest:
         begun = [(1.0, 2.0), (1.0, 1.0)]
         best_epoch(tmp_path, *begun)
         assert best_epoch(tmp_path, *begun, (1.0, loss), resumed=tmp_path / "last.ckpt") == best
+
+    def test_a_training_from_before_losses_were_kept_goes_on(self, tmp_path):
+        begun = [(0.5, 2.0), (1.0, 1.0)]
+        best_epoch(tmp_path, *begun)
+        checkpoint = read_checkpoint(tmp_path / "last.ckpt")
+        (key,) = (key for key in checkpoint["callbacks"] if key.startswith("BestCheckpoint"))
+        del checkpoint["callbacks"][key]["loss"]
+        AtomicCheckpointIO().save_checkpoint(checkpoint, tmp_path / "last.ckpt")
+        assert best_epoch(tmp_path, *begun, (0.9, 0.1), resumed=tmp_path / "last.ckpt") == 1
+        assert best_epoch(tmp_path, *begun, (0.9, 0.1), (1.1, 3.0), resumed=tmp_path / "last.ckpt") == 3

@@ -206,6 +206,11 @@ class ImageDataModule(LightningDataModule):
     def _read_training_splits(self) -> None:
         train = self._require("train")
         val = self._read_kept("val")
+        if val is not None and len(val) == 0:
+            raise ConfigError(
+                f"No validation image of {self.title} is of a class that is kept; add some, or remove the"
+                " validation images, so that a part of the training images takes their place."
+            )
         if val is None:
             chosen, rest = stratified_split(train.labels, round(self.val_fraction * len(train)), SPLIT_SEED)
             if len(chosen) == 0 or len(rest) == 0:

@@ -98,7 +98,7 @@ class Facts:
         """Mean and standard deviation of each channel for pixels in [0, 1]."""
         if given := getattr(self.data, "normalization", None):
             return Normalization(*given)
-        return Normalization((0.0,) * self.in_channels, (1.0,) * self.in_channels)
+        return Normalization.none(self.in_channels)
 
     @cached_property
     def sample(self) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,6 @@
 """From bytes to the input of a network: augmentation, then normalisation, on whole batches."""
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -15,6 +15,11 @@ class Normalization(NamedTuple):
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @classmethod
+    def none(cls, channels: int) -> Self:
+        """The one that leaves pixels as they are."""
+        return cls((0.0,) * channels, (1.0,) * channels)
 
 
 # The statistics of ImageNet, customary for photographs.

@@ -46,18 +46,14 @@ def worth(record: EquilibriumRecord) -> str:
 def _gain(gain: Difference) -> str:
     """What iterating to the end does to the accuracy, and whether so many images decide it."""
     points = _points(gain).lstrip("+-")
+    interval = _INTERVAL if "±" in points else ""
     if float(f"{100 * gain.mean:.2f}") == 0:
-        sentence = "as many, iterated to the end or not"
-        return (
-            f"{sentence}, a difference of {points} percentage points{_INTERVAL}"
-            if "±" in points
-            else sentence
-        )
-    sentence = f"iterating to the end {'gains' if gain.mean > 0 else 'loses'} {points} percentage points"
-    if not gain.decided:
-        images = f"{gain.pairs:,} images do" if gain.pairs > 1 else "one image does"
-        sentence += f", which {images} not decide"
-    return sentence + (_INTERVAL if "±" in points else "")
+        difference = f", a difference of {points} percentage points{interval}" if interval else ""
+        return f"as many, iterated to the end or not{difference}"
+    images = f"{gain.pairs:,} images do" if gain.pairs > 1 else "one image does"
+    undecided = "" if gain.decided else f", which {images} not decide"
+    way = "gains" if gain.mean > 0 else "loses"
+    return f"iterating to the end {way} {points} percentage points{undecided}{interval}"
 
 
 def _points(gain: Difference) -> str:

@@ -154,7 +154,8 @@ class BestCheckpoint(ModelCheckpoint):
             "best_k_models": {best: state_dict["best_model_score"]},
         }
         super().load_state_dict(state_dict | here)
-        self._loss = state_dict["loss"]
+        # One from before losses were kept has none.
+        self._loss = state_dict.get("loss", self._loss)
 
 
 class LastCheckpoint(Checkpoint):

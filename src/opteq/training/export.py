@@ -121,8 +121,7 @@ def export(
     path = Path(path)
     if path.exists():
         raise ConfigError(f"{path} is there already; remove it or choose another --output.")
-    channels = pixels.shape[1]
-    whole = OfPixels(network, normalization or Normalization((0.0,) * channels, (1.0,) * channels)).eval()
+    whole = OfPixels(network, normalization or Normalization.none(pixels.shape[1])).eval()
     with torch.no_grad():
         expected = _exact(whole)(pixels.double()).float()
         iterated = _kept(whole, pixels)
