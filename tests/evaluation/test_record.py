@@ -10,6 +10,10 @@ from torch import nn
 import opteq.evaluation.record as records
 from opteq.errors import ConfigError, NonFiniteError, ShapeError
 from opteq.evaluation.record import evaluate
+from opteq.evaluation.sections import equilibria
+from opteq.evaluation.trace import trace
+from opteq.models.bodies import Unit
+from opteq.models.classifier import ImageClassifier
 
 
 @pytest.fixture
@@ -109,6 +113,18 @@ def test_traces_lead_to_the_equilibria_of_their_images(record, network, data):
         np.testing.assert_allclose(record.traces.channels[:, row], z[:, channel], atol=1e-3)
     spread = np.var(z, axis=(0, 2, 3))
     assert set(record.traces.channel_indices) == set(np.argsort(spread)[-3:])
+
+
+@pytest.mark.parametrize(("readout", "symbol"), [("state", "z"), ("hidden", "y")])
+def test_what_is_read_of_the_equilibrium_is_traced_and_named(readout, symbol):
+    network = ImageClassifier(nn.Identity(), Unit(4, 6, readout=readout), nn.Flatten())
+    images = torch.rand(2, 4, 5, 5)
+    with torch.no_grad():
+        traces = trace(network.eval(), images, (0.0, 1.0))
+    assert traces.symbol == symbol
+    read = network.body(images).double()
+    np.testing.assert_allclose(traces.rms, read.square().mean(1).sqrt().detach(), rtol=0.02)
+    assert f"Above each {symbol}* stands" in equilibria(traces)
 
 
 def test_residual_and_objective_fall_along_a_trace(record):

@@ -40,11 +40,12 @@ def make_samples(count, channels=3):
     )
 
 
-def make_traces(count=3, size=(4, 5), energy=True, branches=0):
+def make_traces(count=3, size=(4, 5), energy=True, branches=0, symbol="z"):
     rng = np.random.default_rng(1)
     fall = 0.5 ** np.arange(12) * (1 + rng.random((count, 1)))
     return Traces(
         images=rng.random((count, 8, 8, 1), dtype=np.float32),
+        symbol=np.array(symbol),
         residual=fall,
         tolerance=np.array(2e-3),
         energy=fall**2 - 7 if energy else np.zeros((count, 0)),
@@ -391,6 +392,15 @@ def test_overview_shows_images_equilibria_and_curves(energy):
     to_svg(figure)
     assert len(pictures(figure)) == 6
     assert titles(figure) == (["Residual", "Hidden objective"] if energy else ["Residual"])
+
+
+@pytest.mark.parametrize("draw", [draw_equilibria, draw_overview])
+def test_what_is_read_of_the_state_has_its_own_symbol(draw):
+    for symbol, other in ("zy", "yz"):
+        figure = draw(make_traces(symbol=symbol))
+        words = " ".join(text.get_text() for axes in figure.axes for text in axes.texts)
+        assert f"{symbol}*" in words
+        assert f"{other}*" not in words
 
 
 def test_overview_without_equilibria_is_refused():

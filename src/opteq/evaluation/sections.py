@@ -135,13 +135,16 @@ def equilibria(traces: Traces) -> str:
     )
     if not traces.energy.size:
         along += " This map has no hidden objective."
+    read = "their equilibria"
+    if traces.symbol == "y":
+        read = "the hidden variable y of their equilibria, which is what the network reads"
     pictures = (
-        "Test images and their equilibria, largest values brightest. The channels are those that"
+        f"Test images and {read}, largest values brightest. The channels are those that"
         " vary most; each row has one colour scale."
     )
     if np.isfinite(traces.distance).any():
         pictures += (
-            " Above each z* stands how far from the true equilibrium it is at most, as a Euclidean norm,"
+            f" Above each {traces.symbol}* stands how far from the true one it is at most, as a Euclidean norm,"
             " certified."
         )
     curves = [image(draw_residual(traces.residual, float(traces.tolerance)), along)]

@@ -17,6 +17,7 @@ from opteq.errors import ConfigError
 from opteq.evaluation.attention import patch_attention
 from opteq.evaluation.display import Normalization, displayable
 from opteq.layer import EquilibriumLayer
+from opteq.maps.hidden import HiddenReadout
 from opteq.results import State, map_state, tensors_of
 from opteq.theory.claims import DISTANCE, expect_own_claims
 from opteq.theory.minimisers import certified_convex, kind_at
@@ -34,12 +35,13 @@ class Traces:
 
     Attributes:
         images: `(n, height, width, 1 or 3)` in [0, 1].
+        symbol: `()` what is read out of the state, `z`, the state itself, or `y`, its hidden variable.
         residual: `(n, steps + 1)` relative residual along a plain iteration.
         tolerance: `()` relative residual at which a solve ends; NaN for a layer without one.
         energy: `(n, steps + 1)` hidden objective along it, `(n, 0)` for maps that have none.
         distance: `(n,)` bound on the distance of the computed equilibrium from the true one; NaN where none
             is certified.
-        rms: `(n, h, w)` root mean square over the channels of the equilibrium.
+        rms: `(n, h, w)` root mean square over the channels of what is read out of the equilibrium.
         channels: `(n, k, h, w)` the `k` channels that vary most, the same ones for every image.
         channel_indices: `(k,)` which channels these are.
         attention: `(n, branches, h, w)` weights of the patches at the equilibrium; `(n, 0, 1, 1)` for
@@ -50,6 +52,7 @@ class Traces:
     """
 
     images: NDArray[np.float32]
+    symbol: NDArray[np.str_]
     residual: NDArray[np.float64]
     tolerance: NDArray[np.float64]
     energy: NDArray[np.float64]
@@ -94,6 +97,7 @@ def trace(network: nn.Module, images: Tensor, normalization: Normalization) -> T
     minimiser, local_minimiser = _kinds(layer, x, solution.state)
     return Traces(
         images=displayable(images, normalization),
+        symbol=np.array(read_as(layer)),
         residual=solution.trace.residual.numpy(),
         tolerance=np.array(layer.solver.tol if layer.solver else np.nan),
         energy=np.zeros((len(images), 0)) if energy is None else energy.numpy(),
@@ -142,6 +146,11 @@ def _part(state: State, row: slice) -> State:
     return map_state(lambda t: t[row], state)
 
 
+def read_as(layer: EquilibriumLayer) -> str:
+    """The symbol of what is read out of a state: `z`, the state itself, or `y`, its hidden variable."""
+    return "y" if isinstance(layer.map, HiddenReadout) else "z"
+
+
 def first_call(network: nn.Module, images: Tensor) -> tuple[EquilibriumLayer, State] | None:
     """The first equilibrium layer that `network(images)` calls and its input, if it calls one."""
     with noting(m for m in network.modules() if isinstance(m, EquilibriumLayer)) as calls:
@@ -170,6 +179,7 @@ def _no_traces() -> Traces:
     picture = np.zeros((0, 1, 1), np.float32)
     return Traces(
         images=picture[..., None],
+        symbol=np.array("z"),
         residual=nothing,
         tolerance=np.array(np.nan),
         energy=nothing,

@@ -14,7 +14,7 @@ from opteq.plots.style import SEQUENTIAL, new_figure, styled
 
 @styled
 def draw_equilibria(traces: Traces) -> Figure:
-    """Draw one column per image: the input, the size of its equilibrium and a few channels."""
+    """Draw one column per image: the input, the size of what is read of its equilibrium and a few channels."""
     count, shown = len(traces.images), len(traces.channel_indices)
     figure = new_figure(1.35 * count + 0.9, 1.35 * (2 + shown) + 0.4)
     grid = figure.subplots(2 + shown, count, squeeze=False)
@@ -28,8 +28,8 @@ def draw_equilibria(traces: Traces) -> Figure:
             # One colour scale per channel, so that images can be compared.
             channel = traces.channels[:, row]
             show_state(grid[2 + row, column], channel[column], float(channel.max()), float(channel.min()))
-    names = ["input", "z*, RMS over\nchannels"]
-    names += [f"z*, channel {index}" for index in traces.channel_indices]
+    names = ["input", f"{traces.symbol}*, RMS over\nchannels"]
+    names += [f"{traces.symbol}*, channel {index}" for index in traces.channel_indices]
     for axes, name in zip(grid[:, 0], names, strict=True):
         name_row(axes, name)
     return figure

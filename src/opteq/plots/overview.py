@@ -30,7 +30,8 @@ def draw_overview(traces: Traces) -> Figure:
         show_image(grid[0, column], traces.images[column])
         show_state(grid[1, column], traces.rms[column], float(traces.rms.max()))
     name_row(grid[0, 0], "input")
-    name_row(grid[1, 0], "equilibrium z*\n(RMS over\nchannels)")
+    read = "equilibrium z*" if traces.symbol == "z" else f"hidden variable\n{traces.symbol}*"
+    name_row(grid[1, 0], f"{read}\n(RMS over\nchannels)")
     panels = curves.subplots(1, 2 if traces.energy.size else 1, sharex=True, squeeze=False)[0]
     residual_panel(panels[0], traces.residual, float(traces.tolerance))
     if traces.energy.size:

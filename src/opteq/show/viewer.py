@@ -23,9 +23,8 @@ from opteq.evaluation.attacks import PGD
 from opteq.evaluation.display import displayable
 from opteq.evaluation.passes import refuse_non_finite
 from opteq.evaluation.saliency import grad_cam
-from opteq.evaluation.trace import first_call
+from opteq.evaluation.trace import first_call, read_as
 from opteq.layer import EquilibriumLayer
-from opteq.maps.hidden import HiddenReadout
 from opteq.models.loading import ModelCard
 from opteq.results import State, map_state, norm, residual_text, tensors_of
 from opteq.show.iteration import Iteration, iterate, logits_along
@@ -159,7 +158,7 @@ class Viewer:
             "lowest": iteration.lowest,
             "tolerance": iteration.tolerance,
             "outcome": _outcome(iteration),
-            "read": _read_as(iteration.layer),
+            "read": read_as(iteration.layer),
             **self._predictions(logits),
             "frames": [
                 {"step": step, "place": place, "pictures": row}
@@ -323,11 +322,6 @@ def _outcome(iteration: Iteration) -> str:
     return f"{method} found z* in {steps} evaluations of T, at a residual of {residual}."
 
 
-def _read_as(layer: EquilibriumLayer) -> str:
-    """What the network reads of a state: the state itself or its hidden variable."""
-    return "y" if isinstance(layer.map, HiddenReadout) else "z"
-
-
 def _expect_classifier(card: ModelCard, what: str) -> None:
     if card.task != "classification":
         raise ConfigError(f"{what} is for networks that classify whole images; this one classifies pixels.")
@@ -346,7 +340,7 @@ def _distance(network: nn.Module, image: Tensor, card: ModelCard) -> str:
     layer, x = _first_call(network, image)
     certificate = certify(layer, x)
     bound, size = float(certificate.distance.value), float(norm(layer.solve(x).value))
-    read = _read_as(layer)
+    read = read_as(layer)
     if not math.isfinite(bound):
         return (
             "Not available: the map is not known to bring all states closer to one another, without which no"
