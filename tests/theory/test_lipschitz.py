@@ -48,7 +48,8 @@ def steepest_ratio(function, shape, scale, starts=8, steps=40):
     best = 0.0
     for _ in range(steps):
         optimizer.zero_grad()
-        ratio = (function(a) - function(b)).flatten(1).norm(dim=1) / (a - b).flatten(1).norm(dim=1)
+        left, right = function(torch.cat([a, b])).flatten(1).chunk(2)
+        ratio = (left - right).norm(dim=1) / (a - b).flatten(1).norm(dim=1)
         best = max(best, ratio.max().item())
         (-(ratio + 1e-9).log().sum()).backward()
         optimizer.step()
