@@ -80,7 +80,9 @@ def test_the_sharp_bound_of_nothing_is_zero():
 @pytest.mark.parametrize("sides", [(12, 12), (28, 28)])
 def test_only_operators_on_too_many_numbers_keep_the_fourier_bound(sides):
     bound = Conv2d(8, 6).bind((8, *sides))
-    assert (bound.norm_bound() == bound.quick_norm_bound()) == (6 * math.prod(sides) > 4096)
+    # To rounding: the two are computed with a graph and without.
+    kept = bound.norm_bound().item() == pytest.approx(bound.quick_norm_bound().item(), rel=1e-12)
+    assert kept == (6 * math.prod(sides) > 4096)
 
 
 @pytest.mark.spec("R1.6")
