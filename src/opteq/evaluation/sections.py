@@ -144,8 +144,8 @@ def equilibria(traces: Traces) -> str:
     )
     if np.isfinite(traces.distance).any():
         pictures += (
-            f" Above each {traces.symbol}* stands how far from the true one it is at most, as a Euclidean norm,"
-            " certified."
+            f" Above each {traces.symbol}* stands how far from the true one it is at most, as a Euclidean"
+            " norm, certified."
         )
     curves = [image(draw_residual(traces.residual, float(traces.tolerance)), along)]
     if traces.energy.size:

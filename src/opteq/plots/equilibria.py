@@ -14,7 +14,7 @@ from opteq.plots.style import SEQUENTIAL, new_figure, styled
 
 @styled
 def draw_equilibria(traces: Traces) -> Figure:
-    """Draw one column per image: the input, the size of what is read of its equilibrium and a few channels."""
+    """Draw one column per image: the input, the size of what is read of its equilibrium, a few channels."""
     count, shown = len(traces.images), len(traces.channel_indices)
     figure = new_figure(1.35 * count + 0.9, 1.35 * (2 + shown) + 0.4)
     grid = figure.subplots(2 + shown, count, squeeze=False)

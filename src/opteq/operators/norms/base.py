@@ -96,6 +96,10 @@ def unit_of(weight: Tensor) -> Tensor:
 
 
 def rounding(weight: Tensor) -> float:
-    """A factor below 1 that makes up for what rounding adds to the norm of a weight of this size."""
+    """A factor below 1 that makes up for what rounding in float32 adds to the norm of a weight of this size.
+
+    It is the same in float64: a network would be another one there, and certificates, which look at it in
+    float64, would be of that one.
+    """
     terms = weight.numel() // min(weight.shape[:2])
-    return 1 - 4 * terms * torch.finfo(weight.dtype).eps
+    return 1 - 4 * terms * torch.finfo(torch.float32).eps
