@@ -161,6 +161,21 @@ def test_copies(way: NormControl, tmp_path: Path):
 
 
 @every_way
+def test_what_is_known_of_norms_is_not_stored(way: NormControl):
+    torch.manual_seed(0)
+    operator = Conv2d(4, 6, norm=way).eval()
+    size = len(pickle.dumps(operator))
+    bound = operator.bind((4, 5, 5), 0.9)
+    assert bound.norm_bound() > 0
+    assert len(pickle.dumps(operator)) == size
+
+
+def test_weights_for_which_there_is_no_memory_are_refused():
+    with pytest.raises(ConfigError, match=r"a weight of shape \(1048576, 4194304\); choose smaller sizes"):
+        Dense(2**22, 2**20)
+
+
+@every_way
 def test_memory_formats_change_nothing(way: NormControl):
     torch.manual_seed(0)
     operator, x = Conv2d(4, 6, groups=2, norm=way).eval(), torch.randn(2, 4, 5, 5)
