@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from argparse import ArgumentParser
+from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
 from functools import partial, reduce
 from pathlib import Path
@@ -416,6 +416,9 @@ def _check_place(configs: list[dict[str, Any]], options: list[str]) -> None:
     """
     parser = _Parser(prog="opteq fit", add_help=False, allow_abbrev=False)
     parser.add_argument("--data.root", dest="root")
+    parser.add_argument("--ckpt_path")
+    parser.add_argument("--run", default="")
+    parser.add_argument("--runs_dir", default="runs")
     chosen, others = parser.parse_known_args(options)
     if any(option.startswith(("--data", "--help_all", "--print_config")) for option in others):
         return
@@ -426,7 +429,17 @@ def _check_place(configs: list[dict[str, Any]], options: list[str]) -> None:
             return
     root = chosen.root or arguments.get("root", place.root)
     if root and not arguments.get("download") and not place.holds(root):
-        raise ConfigError(place.complaint(root))
+        raise ConfigError(f"{place.complaint(root)}{_of_the_earlier(chosen)}")
+
+
+def _of_the_earlier(chosen: Namespace) -> str:
+    """How to go on with the data of the training that a checkpoint is of."""
+    if not chosen.ckpt_path:
+        return ""
+    at_last = chosen.ckpt_path == "last"
+    folder = Path(chosen.runs_dir, chosen.run) if at_last else Path(chosen.ckpt_path).parent.parent
+    config = folder / "config.yaml"
+    return f" To go on with the data of {folder}, give --config {config}." if config.is_file() else ""
 
 
 def _find_configs(options: list[str]) -> tuple[list[dict[str, Any]], list[str], Path]:

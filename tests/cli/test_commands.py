@@ -175,6 +175,8 @@ class TestResume:
         assert [text for text in caplog.messages if "last.ckpt" in text] == [
             "Resuming runs/tiny after 2 epochs from runs/tiny/checkpoints/last.ckpt."
         ]
+        # Cosine over 3 epochs of 2 steps, after 4 of the 6.
+        assert "The learning rate goes on at 0.0025, where the schedule cosine is after 2 of 3" in caplog.text
         rows = rows_of(tmp_path / "runs" / "tiny" / "metrics.csv")
         assert rows[:2] == before
         assert [row["epoch"] for row in rows] == ["0", "1", "2"]
@@ -234,6 +236,13 @@ class TestResume:
         assert [row["epoch"] for row in rows_of(tmp_path / "runs" / "tiny" / "metrics.csv")] == ["2"]
         told = [text for text in caplog.messages if "last.ckpt" in text]
         assert told == [f"Going on from {last} in runs/tiny."]
+
+    @pytest.mark.parametrize("options", [("--ckpt_path", "last", "--run", "tiny"), ("--ckpt_path", "{last}")])
+    def test_the_data_of_an_earlier_training_are_pointed_to(self, finished, refuses, tmp_path, options):
+        shutil.copytree(finished, tmp_path / "runs" / "tiny")
+        options = [option.format(last="runs/tiny/checkpoints/last.ckpt") for option in options]
+        sentence = refuses("fit", "--config", "cifar10-small", *options)
+        assert sentence.endswith("To go on with the data of runs/tiny, give --config runs/tiny/config.yaml.")
 
     def test_a_new_run_from_a_checkpoint_has_the_rate_asked_for(self, finished, tiny, opteq, tmp_path):
         last = finished / "checkpoints" / "last.ckpt"
