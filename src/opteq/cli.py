@@ -428,7 +428,8 @@ def _check_place(configs: list[dict[str, Any]], options: list[str]) -> None:
         case _:
             return
     root = chosen.root or arguments.get("root", place.root)
-    if root and not arguments.get("download") and not place.holds(root):
+    elsewhere = arguments.get("download") or arguments.get("test_fraction")
+    if root and not elsewhere and not place.holds(root):
         raise ConfigError(f"{place.complaint(root)}{_of_the_earlier(chosen)}")
 
 

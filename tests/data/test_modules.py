@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -291,6 +292,35 @@ class TestImageFolder:
         data = prepared(ImageFolder(folders(train=("ab", 10), val=("ab", 3)), image_size=8))
         assert len(data.test_dataloader().dataset) == 6
         assert len(data.val_dataloader().dataset) == 2
+
+    @pytest.mark.parametrize("folder", ["", "train"], ids=["below train", "alone"])
+    def test_a_part_is_set_aside_for_the_test_of_classes_without_one(self, folders, folder):
+        root = Path(folders(train=("ab", 10)), folder)
+        parts = []
+        for _ in range(2):  # the same ones again
+            data = ImageFolder(str(root), image_size=8, test_fraction=0.2, val_fraction=0.25)
+            read = [data.read(split) for split in ("train", "test")]
+            parts.append([{path.relative_to(root) for path in images.paths} for images in read])
+            assert [images.class_counts(2).tolist() for images in read] == [[8, 8], [2, 2]]
+        assert parts[0] == parts[1]
+        train, test = parts[0]
+        assert len(train | test) == 20
+        data = prepared(data)
+        loaders = (data.train_dataloader(), data.val_dataloader(), data.test_dataloader())
+        assert [len(loader.dataset) for loader in loaders] == [12, 4, 4]
+        assert data.class_names == ("a", "b")
+
+    @pytest.mark.parametrize("name", ["test", "val"])
+    def test_a_part_for_the_test_beside_test_images_is_refused(self, folders, name):
+        root = folders(**{"train": ("ab", 10), name: ("ab", 3)})
+        with pytest.raises(ConfigError, match=rf"{name} holds images to test on; leave out `test_fraction`"):
+            prepared(ImageFolder(root, test_fraction=0.2))
+
+    @pytest.mark.parametrize("fraction", [0.01, 0.99, 0.0, 1.0, -1.0])
+    def test_a_part_for_the_test_that_leaves_nothing_is_refused(self, folders, fraction):
+        root = folders(train=("ab", 10))
+        with pytest.raises(ConfigError, match="`test_fraction"):
+            prepared(ImageFolder(root, test_fraction=fraction))
 
     @pytest.mark.parametrize(
         ("parts", "sentence"),

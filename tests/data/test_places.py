@@ -57,8 +57,9 @@ def test_classes_without_train_and_test_are_named_with_what_to_do(tmp_path):
     place = PLACES["opteq.data.folder.ImageFolder"]
     root = photographs(tmp_path / "photos", ["cat", "dog"])
     assert place.complaint(root) == (
-        f"{root} holds the class folders cat, dog itself, where train and test are expected; move them into"
-        f" {root}/train, and some of the images of each, which are then tested on, into {root}/test/CLASS."
+        f"{root} holds the class folders cat, dog itself, where train and test are expected; give"
+        f" --data.test_fraction 0.2 to test on a fifth of their images, or move them into {root}/train, and"
+        f" those to test on into {root}/test/CLASS."
     )
     with pytest.raises(ConfigError, match="cat, dog itself"):
         ImageFolder(root).setup("fit")

@@ -5,11 +5,12 @@ from typing import Any, Literal
 
 import torch
 
-from opteq.data.base import ImageDataModule
+from opteq.data.base import SPLIT_SEED, ImageDataModule
 from opteq.data.finding import find_images_of, shown
 from opteq.data.images import FileImages, channels_of, check_channels
 from opteq.data.places import PLACES
 from opteq.data.preprocess import IMAGENET, IMAGENET_GREY
+from opteq.data.splits import stratified_split
 from opteq.errors import ConfigError
 from opteq.system.files import readable
 
@@ -18,23 +19,35 @@ class ImageFolder(ImageDataModule):
     """Images in `<root>/train/<class>/` and `<root>/test/<class>/`, perhaps also `<root>/val`.
 
     With only one of `test` and `val`, that one is the test set and validation uses a slice of
-    `train`. Hidden files and folders, whose names start with a dot, are left out.
+    `train`. Where there is neither, `test_fraction` says how many images are tested on, and the classes may
+    lie in `<root>/<class>/`. Hidden files and folders, whose names start with a dot, are left out.
 
     Args:
-        root: The folder that holds `train`.
+        root: The folder that holds `train`, or those of the classes.
         image_size: Images are resized to this shorter side and cropped to a square.
         in_channels: 1 to read grey images, 3 for colour; unless given, what the network takes or, if that is
             left out too, 1 where all training images are grey.
+        test_fraction: Share of the images of each class that is set aside for the test, the same ones in
+            every run as long as the files are the same; None where there are test images.
         options: The options of `opteq.data.base.ImageDataModule`.
 
     Raises:
-        ConfigError: A folder is missing or empty, or the classes of two folders differ.
+        ConfigError: A folder is missing or empty, the classes of two folders differ, or `test_fraction` is
+            not between 0 and 1, leaves a part empty, or is given beside test images.
     """
 
     def __init__(
-        self, root: str, image_size: int = 64, in_channels: int | None = None, **options: Any
+        self,
+        root: str,
+        image_size: int = 64,
+        in_channels: int | None = None,
+        test_fraction: float | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
+        if test_fraction is not None and not 0 < test_fraction < 1:
+            raise ConfigError(f"Expected `test_fraction` between 0 and 1, got {test_fraction}.")
+        self.test_fraction = test_fraction
         if image_size < 1:
             raise ConfigError(f"Expected `image_size` of at least 1, got {image_size}.")
         self.root = root
@@ -53,15 +66,36 @@ class ImageFolder(ImageDataModule):
     def read(self, split: Literal["train", "val", "test"]) -> FileImages | None:
         root = Path(self.root)
         has_test = (root / "test").is_dir()
+        if self.test_fraction is not None:
+            return None if split == "val" else self._part(split)
         if split == "val" and not (has_test and (root / "val").is_dir()):
             return None
-        folder = root / ("val" if split == "test" and not has_test else split)
+        return self._images(root / ("val" if split == "test" and not has_test else split))
+
+    def _part(self, split: Literal["train", "test"]) -> FileImages:
+        """The images that are set aside for the test, or the others."""
+        root, train = Path(self.root), Path(self.root, "train")
+        if beside := [name for name in ("test", "val") if (root / name).is_dir()]:
+            raise ConfigError(f"{root / beside[0]} holds images to test on; leave out `test_fraction`.")
+        images = self._images(train if train.is_dir() else root)
+        count = round((self.test_fraction or 0) * len(images))
+        if not 0 < count < len(images):
+            raise ConfigError(
+                f"`test_fraction={self.test_fraction}` of {len(images)} images leaves the training or the"
+                " test set empty; choose another fraction or add images."
+            )
+        tested, others = stratified_split(images.labels, count, SPLIT_SEED)
+        return images.subset(tested if split == "test" else others)
+
+    def _images(self, folder: Path) -> FileImages:
+        """All images of a folder of classes."""
         files = self._files(folder)
         self._check_classes(folder, tuple(files))
         if self._channels is None:
             # Those of the training images also where others are tested on.
-            train = self._files(root / "train") if (root / "train").is_dir() else files
-            self._channels = channels_of(path for paths in train.values() for path in paths)
+            train = Path(self.root, "train")
+            first = self._files(train) if train.is_dir() else files
+            self._channels = channels_of(path for paths in first.values() for path in paths)
         self.in_channels = self._channels
         self.normalization = IMAGENET if self.in_channels == 3 else IMAGENET_GREY
         labels = [label for label, paths in enumerate(files.values()) for _ in paths]

@@ -51,8 +51,8 @@ class _Sorted(Place):
         if Path(root).name == "train":
             return f"{found}; name the folder above it with --data.root."
         return (
-            f"{found}; move them into {Path(root, 'train')}, and some of the images of each, which are then"
-            f" tested on, into {Path(root, 'test', 'CLASS')}."
+            f"{found}; give --data.test_fraction 0.2 to test on a fifth of their images, or move them into"
+            f" {Path(root, 'train')}, and those to test on into {Path(root, 'test', 'CLASS')}."
         )
 
 
