@@ -23,6 +23,7 @@ from opteq.maps.skip import MoreauSkip
 from opteq.maps.wide import WideOptEq
 from opteq.models.converter import from_feedforward
 from opteq.objectives.batch_regularisers import HSIC, Decorrelation, RandomFeatureHSIC
+from opteq.objectives.checking import check_regulariser
 from opteq.objectives.coupling import HeritageDiversity
 from opteq.objectives.inner_product import LinearKernel, PolynomialKernel, SigmoidKernel
 from opteq.objectives.patches import Patches
@@ -102,6 +103,7 @@ __all__ = [
     "WideOptEq",
     "certify",
     "check_operator",
+    "check_regulariser",
     "from_feedforward",
     "keep_freed_memory",
     "native",
