@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from opteq.activations import Activation
+from opteq.errors import ShapeError
 from opteq.layer import EquilibriumLayer
 from opteq.maps.chain import ChainEquation
 from opteq.maps.deep import DeepOptEq
@@ -207,7 +208,8 @@ def from_feedforward(network: nn.Module, x: Tensor | None = None) -> ConvertedCl
         units.append(_unit(W, U, layer.activation))
     equilibrium = EquilibriumLayer(DeepOptEq(units, alpha=1.0), Picard())
     features = shapes[-1] if flat else shapes[-1][:1]
-    converted = ConvertedClassifier(equilibrium, slots[1:], features, head)  # type: ignore[arg-type]
+    inputs = tuple(x.shape[1:]) if x is not None else None
+    converted = ConvertedClassifier(equilibrium, slots[1:], features, head, inputs)  # type: ignore[arg-type]
     return converted.train(network.training)
 
 
@@ -218,13 +220,19 @@ class ConvertedClassifier(nn.Module):
         equilibrium: the equilibrium layer, on what the network takes.
         slots: the channels of its state that belong to each layer of the network.
         head: what came after the last activation.
+        inputs: the shape of an input, without the batch; None where images may be of any size.
     """
 
     def __init__(
-        self, equilibrium: EquilibriumLayer, slots: list[slice], shape: tuple[int, ...], head: nn.Module
+        self,
+        equilibrium: EquilibriumLayer,
+        slots: list[slice],
+        shape: tuple[int, ...],
+        head: nn.Module,
+        inputs: tuple[int, ...] | None,
     ) -> None:
         super().__init__()
-        self.equilibrium, self.slots, self.head = equilibrium, slots, head
+        self.equilibrium, self.slots, self.head, self.inputs = equilibrium, slots, head, inputs
         self._shape = shape  # what the channels of the last slot are to the head
 
     @property
@@ -245,11 +253,20 @@ class ConvertedClassifier(nn.Module):
         return [*states[1:], equation(start)]
 
     def features(self, x: Tensor) -> Tensor:
-        """The activations of the network's last layer."""
+        """The activations of the network's last layer.
+
+        Raises:
+            ShapeError: for inputs of another shape than the network was converted for.
+        """
+        if self.inputs not in (None, tuple(x.shape[1:])):
+            raise ShapeError(
+                f"This network was converted for inputs of shape {self.inputs}, got {tuple(x.shape[1:])};"
+                " convert it with such an input, from_feedforward(network, x)."
+            )
         return self.equilibrium(x)[:, self.slots[-1]].unflatten(1, self._shape)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output of the network."""
+        """The output of the network; raises as `features` does."""
         return self.head(self.features(x))
 
 
