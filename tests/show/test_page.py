@@ -5,6 +5,8 @@ from itertools import pairwise
 
 import pytest
 
+from opteq.show import iteration
+from opteq.show.settings import MEANINGS
 from tests.conftest import PATIENCE
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -160,6 +162,32 @@ def test_thumbnails_of_a_phone_show_that_they_go_on(open_page):
     assert len(set(tops)) == 1
 
 
+def test_states_that_the_slider_leaves_out_are_told_of(open_page, monkeypatch):
+    page = open_page()
+    hint = page.locator("#skipped")
+    assert hint.inner_text() == (
+        "Beyond z¹⁰ the slider leaves states out, ever more of them; the curves show all."
+    )
+    monkeypatch.setattr(iteration, "_KEPT", range(iteration.MOST_STEPS))
+    page.locator("#images button").nth(1).click()
+    playwright.expect(hint).to_be_hidden()
+
+
+def test_what_is_held_in_the_hand_is_told_of_no_keys(open_page):
+    page = open_page()
+    assert page.get_by_text("Keys: ←").is_visible()
+    assert page.locator("#drop").inner_text().strip() == "Drop an image here, or choose a file"
+    page = open_page(PHONE, is_mobile=True, has_touch=True)
+    assert page.get_by_text("Keys: ←").is_hidden()
+    assert page.locator("#drop").inner_text().strip() == "Choose a picture of your own"
+
+
+def test_no_picture_stands_alone_on_a_phone(open_page):
+    page = open_page(PHONE)
+    tops = page.evaluate("[...document.querySelectorAll('#pictures figure')].map(f => f.offsetTop)")
+    assert min(map(tops.count, tops)) > 1
+
+
 def test_keys_step_and_play(open_page):
     page = open_page()
     last = int(page.locator("#step").get_attribute("max"))
@@ -224,6 +252,7 @@ def test_an_own_image_and_a_bad_file(open_page, png):
     page.set_input_files("#file", {"name": "bad.png", "mimeType": "image/png", "buffer": b"no image"})
     playwright.expect(page.locator("#error")).to_be_visible()
     assert page.locator("#error").inner_text().startswith("bad.png is not an image that can be read;")
+    assert page.locator("#file").input_value() == ""
     page.locator("#images button").first.click()
     playwright.expect(page.locator("#error")).to_be_hidden()
 
@@ -263,7 +292,9 @@ def test_a_regulariser_changes_the_features(open_page):
     drawn = page.locator("#pictures .state img").first
     trained = drawn.get_attribute("src")
     assert page.locator("#knob-strength").is_disabled()
+    assert page.locator("#meaning").inner_text() == ""
     page.select_option("#regulariser", "absolute norm")
+    assert page.locator("#meaning").inner_text() == MEANINGS["absolute norm"]
     playwright.expect(drawn).not_to_have_attribute("src", trained)
     weak = drawn.get_attribute("src")
     page.locator("#knob-strength").fill("0")

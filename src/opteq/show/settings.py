@@ -24,6 +24,12 @@ _REGULARISERS: dict[str, tuple[Regulariser, str]] = {
     "absolute norm": (AbsoluteNorm(), "prox"),
     "feature incay": (Incay(), "gradient"),
 }
+# What each does to the features, in a line.
+MEANINGS = {
+    "squared norm": "½‖z‖² makes all features smaller.",
+    "absolute norm": "‖z‖₁ makes features sparse: small ones become zero.",
+    "feature incay": "2/(‖z‖² + 2) makes features larger; incay is the contrary of decay.",
+}
 # γ of a regulariser that the network was not trained with.
 _STRENGTH = 0.01
 TRAINED, NONE = "as trained", "none"

@@ -29,7 +29,7 @@ from opteq.models.loading import ModelCard
 from opteq.results import State, map_state, norm, residual_text, tensors_of
 from opteq.show.iteration import Iteration, iterate, logits_along
 from opteq.show.pictures import heat_picture, image_picture, mask_colours, mask_picture, state_picture
-from opteq.show.settings import Settings, changed, knobs
+from opteq.show.settings import MEANINGS, Settings, changed, knobs
 from opteq.theory.certificates import certify
 from opteq.theory.exact import copied, in_float64
 from opteq.theory.minimisers import certified_convex
@@ -99,6 +99,7 @@ class Viewer:
             "images": [self._entry(key) for key in self._images],
             "knobs": [asdict(knob) for knob in numbers],
             "regularisers": regularisers,
+            "meanings": MEANINGS,
             "statements": list(_STATEMENTS),
         }
 

@@ -124,6 +124,8 @@ async function upload(file) {
     choose(entry.key);
   } catch (error) {
     say(error.message);
+    // Else it would name a file that is not what is shown.
+    $("file").value = "";
   }
 }
 
@@ -165,6 +167,12 @@ function showWay(found) {
     $("pictures").append(make("figure", { class: "state" }, picture, make("figcaption", {}, caption)));
   }
   $("read").hidden = way.read === "z";
+  const gap = way.frames.findIndex(({ place }, i) => way.frames[i + 1]?.place > place + 1);
+  $("skipped").hidden = gap < 0;
+  if (gap >= 0) {
+    const last = superscript(way.frames[gap].step);
+    $("skipped").textContent = `Beyond z${last} the slider leaves states out, ever more of them; the curves show all.`;
+  }
   $("step").max = String(way.frames.length - 1);
   $("step").value = $("step").max;
   $("objective").toggleAttribute("hidden", way.objective === null);
@@ -413,18 +421,20 @@ function makeSettings() {
     ...network.regularisers.map((name) => make("option", { value: name }, name)));
   const strength = $("knob-strength");
   const ownStrength = network.knobs.find((knob) => knob.name === "strength").value !== null;
+  const meaning = make("p", { class: "hint", id: "meaning", role: "status" });
   // The strength of a regulariser that there is not would be refused.
   const follow = () => {
     const trained = select.value === network.regularisers[0];
     const none = select.value === "none" || (trained && !ownStrength);
     strength.disabled = none;
+    meaning.textContent = network.meanings[select.value] ?? "";
     if (none || trained) strength.reset();
     else if (!strength.dataset.set) strength.take();
   };
   select.reset = () => { select.value = network.regularisers[0]; delete select.dataset.set; follow(); };
   select.addEventListener("change", () => { select.dataset.set = select.value; follow(); changed(); });
   const label = make("label", { for: "regulariser" }, "Regulariser in the hidden objective ");
-  $("settings").prepend(make("div", { class: "controls" }, label, select));
+  $("settings").prepend(make("div", { class: "controls" }, label, select), meaning);
   follow();
 }
 
