@@ -528,6 +528,23 @@ def test_what_cannot_be_studied_is_refused(body, loader, message):
         study_equilibrium(network(body()), loader)
 
 
+@pytest.mark.parametrize(
+    ("readout", "channels", "read"),
+    [("state", CHANNELS, "equilibrium z*"), ("hidden", 6, "hidden variable y*")],
+)
+def test_sizes_are_of_what_is_read(readout, channels, read):
+    body = Unit(CHANNELS, 6, readout=readout)
+    model = ImageClassifier(nn.Identity(), body, Head(channels, CLASSES)).eval()
+    record = study_equilibrium(model, batches(images(6), torch.zeros(6, dtype=torch.long)))
+    assert [row[0] for row in tables(record)[-1].rows][1] == read
+
+
+def test_a_gain_without_an_interval_says_so():
+    model = network(Unit(CHANNELS, 6))
+    record = study_equilibrium(model, batches(images(1), torch.zeros(1, dtype=torch.long)))
+    assert all(cell.endswith(" ± –") for cell in tables(record)[0].rows[1][1:-1])
+
+
 def test_json_tables_and_figures():
     model = network(Gaussian(CHANNELS, (8, 16), patch_channels=4), 2)
     record = study_equilibrium(model, batches(images(6), torch.zeros(6, dtype=torch.long)))

@@ -19,6 +19,7 @@ import opteq.evaluation.report as report
 from opteq.errors import ConfigError
 from opteq.evaluation.page import _CSS, facts, folded, image, missing, page, section, table, tiles
 from opteq.evaluation.report import write_report
+from opteq.evaluation.scores import accuracy_interval
 from opteq.evaluation.sections import headline
 from opteq.layer import EquilibriumLayer
 from opteq.maps.deep import DeepOptEq
@@ -100,7 +101,7 @@ def test_the_page_is_self_contained_escaped_and_complete(written):
     assert path == written.run / "report.html"
 
     assert shown.addresses == []
-    assert shown.tags.count("svg") == shown.tags.count("figcaption") == 11
+    assert shown.tags.count("svg") - 1 == shown.tags.count("figcaption") == 11
     source = re.sub(r"base64,[\s\w+/=]+", "", path.read_text(encoding="utf-8"))
     # What pictures refer to is in the page.
     named = set(re.findall(r' id="([^"]+)"', source))
@@ -120,7 +121,7 @@ def test_the_page_is_self_contained_escaped_and_complete(written):
 
 @pytest.mark.spec("R5.7")
 @pytest.mark.parametrize(
-    ("body", "hidden", "pictures"), [(Unit, (4, 4), 15), (Unit, (4,), 12), (Gaussian, (8, 8), 16)]
+    ("body", "hidden", "pictures"), [(Unit, (4, 4), 16), (Unit, (4,), 13), (Gaussian, (8, 8), 17)]
 )
 def test_branches_have_their_pictures(run, data, body, hidden, pictures):
     torch.manual_seed(0)
@@ -223,12 +224,12 @@ def test_what_did_not_change_is_a_sentence(run, network, data):
     )
     shown = Page(write_report(run, network, data))
     assert "Accuracy: 50.00% throughout. Unconverged solves: 0 throughout." in shown.text
-    assert shown.tags.count("svg") == 11
+    assert shown.tags.count("svg") == 12
 
 
 def test_every_equilibrium_has_its_bound(written):
     run, network, data, text = written.run, written.network, written.data, written.page.text
-    assert "Above each z* stands how far from the true equilibrium it is at most" in text
+    assert "Above each z* stands how far from the true one it is at most" in text
     traces = records.TestRecord.load(run / "record.npz").traces
     pixels = torch.from_numpy(traces.images).movedim(-1, 1)
     mean, deviation = (torch.tensor(values)[:, None, None] for values in data.normalization)
@@ -249,6 +250,18 @@ def test_the_page_says_what_made_it(run, network, data, written):
     text = Page(write_report(run, network, data)).text
     for value in VERSIONS.values():
         assert value in text
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_the_accuracy_says_of_how_many_images_and_how_sure_it_is(run, network, data, monkeypatch):
+    text = Page(write_report(run, network, data)).text
+    right = round(90 * records.TestRecord.load(run / "record.npz").accuracy())
+    low, high = accuracy_interval(right, 90)
+    assert f"of 90 test images; 95 % interval {low:.1%} to {high:.1%}" in text
+    monkeypatch.setattr(report, "_SURE", (high - low) / 2)
+    text = Page(write_report(run, network, data)).text
+    assert "of 90 test images\n" in text
+    assert "interval 0" not in text
 
 
 def test_accuracy_comes_first(written):
@@ -325,10 +338,17 @@ def test_labels_are_as_large_on_a_phone_as_elsewhere(look):
     page = look(390)
     pictures = page.locator("figure.wide svg")
     assert page.locator("figure.wide", has_text="Confusion matrix").count() == 1
+    assert page.locator("figure.wide", has_text="Right predictions").count() == 0
     for picture in pictures.all():
         # What is drawn in points is shown in as many, of which three are four pixels.
         width = float(picture.get_attribute("width").removesuffix("pt"))
         assert picture.bounding_box()["width"] == pytest.approx(width * 4 / 3, rel=0.01)
+
+
+def test_cards_are_as_wide_as_a_phone(look):
+    page = look(390)
+    boxes = [card.bounding_box() for card in page.locator("figure, .table, .tiles").all()]
+    assert {(box["x"], box["width"]) for box in boxes} == {(14, 362)}
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -433,7 +453,7 @@ EVIL = '"><b>bold</b>'
     [
         page(EVIL, EVIL, [], EVIL),
         section(EVIL, EVIL),
-        tiles([(EVIL, EVIL)]),
+        tiles([(EVIL, EVIL, EVIL)]),
         table(EVIL, [EVIL], [[EVIL]]),
         image(new_figure(1, 1), EVIL),
         missing(EVIL),

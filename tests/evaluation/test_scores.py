@@ -4,7 +4,7 @@ import torch
 from sklearn.metrics import confusion_matrix as sklearn_confusion
 from torchmetrics.functional.classification import multiclass_calibration_error
 
-from opteq.evaluation.scores import class_scores, confusion_matrix, reliability
+from opteq.evaluation.scores import accuracy_interval, class_scores, confusion_matrix, reliability
 
 
 def test_scores_of_each_class_by_hand():
@@ -38,6 +38,17 @@ def test_calibration_error_is_that_of_torchmetrics():
     confidences, predictions = probabilities.double().max(1)
     computed = reliability(confidences.numpy(), (predictions == labels).numpy())
     assert computed.error == pytest.approx(float(expected), abs=1e-6)
+
+
+@pytest.mark.parametrize(("right", "samples"), [(0, 12), (6, 12), (12, 12), (9000, 10000)])
+def test_the_interval_of_an_accuracy_holds_what_the_answers_do_not_contradict(right, samples):
+    low, high = accuracy_interval(right, samples)
+    # Its ends are 1.96 of their own standard deviations from what was seen, unless they are 0 or 1.
+    for end in {low, high} - {0.0, 1.0}:
+        assert (right / samples - end) ** 2 == pytest.approx(
+            1.959964**2 * end * (1 - end) / samples, rel=1e-5
+        )
+    assert low <= right / samples <= high
 
 
 def test_reliability_bins_by_hand():

@@ -13,6 +13,7 @@ from opteq.errors import ConfigError
 from opteq.evaluation.branchstudy import BranchRecord
 from opteq.evaluation.equilibriumreport import worth
 from opteq.evaluation.equilibriumstudy import STEPS, EquilibriumRecord, LayerRecord
+from opteq.evaluation.page import _PHONE
 from opteq.evaluation.paired import Difference
 from opteq.evaluation.scores import reliability
 from opteq.evaluation.trace import Traces
@@ -127,6 +128,17 @@ def test_calibration_bars_are_the_accuracies():
     assert [bar.get_height() for bar in figure.axes[1].patches] == [0, 0, 0, 0, 0, 1, 0, 0, 0, 3]
 
 
+def test_a_few_counts_have_more_than_one_tick():
+    for count in (5, 12):
+        figure = draw_calibration(reliability(np.full(count, 0.55), np.arange(count) % 2 == 0, 10))
+        to_svg(figure)
+        below = figure.axes[1]
+        low, high = below.get_ylim()
+        shown = [tick for tick in below.get_yticks() if low <= tick <= high]
+        assert len(shown) > 2
+        assert shown == [round(tick) for tick in shown]
+
+
 def decades_of(axes):
     """The first and the last exponent on a log scale, which has to go a little beyond both."""
     assert axes.get_yscale() == "log"
@@ -217,6 +229,10 @@ def test_equilibria_stand_below_their_images(size):
     expected = [picture for row in rows for picture in row]
     for drawn, picture in zip(pictures(figure), expected, strict=True):
         np.testing.assert_array_equal(np.squeeze(drawn), np.squeeze(picture))
+    part = draw_equilibria(traces, [1])
+    for drawn, whole in zip(part.axes, figure.axes[1::3], strict=True):
+        np.testing.assert_array_equal(drawn.images[0].get_array(), whole.images[0].get_array())
+        assert drawn.images[0].get_clim() == whole.images[0].get_clim()
     # The bounds that there are stand above the equilibria.
     assert [axes.get_title() for axes in figure.axes[3:6]] == ["± 1.2e-02", "", "± 1.2e-02"]
 
@@ -278,6 +294,7 @@ def make_worth(alpha=(), operators=("W1", "W2", "W_h1", "W_h2"), layers=1):
     layer = LayerRecord(
         name="body$",
         map="Parallel",
+        symbol="z",
         residual=np.stack([fall / 2, fall, 2 * fall]),
         operators=operators,
         spectra=tuple(spectra),
@@ -441,3 +458,5 @@ def test_the_names_of_a_confusion_matrix_can_be_read():
     assert shown == ["shortest", "the name of a class with 31 cha…", "b"]
     bare = draw_confusion(np.eye(3, dtype=int), ["a", "b", "c"])
     assert figure.get_figwidth() > bare.get_figwidth() + 2
+    # Pixels that can still be read where they are brought to the width of a phone.
+    assert 96 * bare.get_figwidth() < _PHONE

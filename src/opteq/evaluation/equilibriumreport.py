@@ -61,6 +61,11 @@ def _points(gain: Difference) -> str:
     return gain.text(100, ".2f") if gain.half_width else f"{100 * gain.mean:+.2f}"
 
 
+def _gain_cell(gain: Difference) -> str:
+    points = _points(gain)
+    return points if "±" in points else f"{points} ± –"
+
+
 def as_json(record: EquilibriumRecord) -> dict[str, Any]:
     """The record in plain values; numbers that are not known are null."""
     content = asdict(record)
@@ -103,7 +108,7 @@ def figures(record: EquilibriumRecord) -> list[tuple[str, Figure, str]]:
 
 def _iterations(record: EquilibriumRecord) -> Table:
     rows = [["accuracy", *(f"{a:.2%}" for a in (*record.accuracy, record.full_accuracy))]]
-    rows.append(["gain of z*, points ± 95 %", *map(_points, record.gains), ""])
+    rows.append(["gain of z*, points ± 95 %", *map(_gain_cell, record.gains), ""])
     for layer in record.layers:
         name = f"residual of {layer.name}" if len(record.layers) > 1 else "residual, median"
         rows.append([name, *(residual_text(layer.residual[1, k]) for k in record.steps), ""])
@@ -142,10 +147,11 @@ def _sizes(record: EquilibriumRecord) -> Table:
         norms = [f"{v:.3g}" for v in layer.output_norm]
         scales = [f"{v:.3g}" for v in layer.scale]
         channels = [f"{_number(effective)} of {count}" for count, effective in layer.channels]
+        read = "equilibrium z*" if layer.symbol == "z" else f"hidden variable {layer.symbol}*"
         if len(scales) == 1:
-            rows.append([f"equilibrium z*{where}", *scales, *norms, *channels])
+            rows.append([f"{read}{where}", *scales, *norms, *channels])
         else:
-            rows.append([f"equilibrium z*{where}", "", *norms, ""])
+            rows.append([f"{read}{where}", "", *norms, ""])
             branches = enumerate(zip(scales, channels, strict=True), start=1)
             rows += [[f"branch {i}{where}", scale, "", "", shown] for i, (scale, shown) in branches]
     if math.isfinite(record.head_scale):

@@ -17,7 +17,7 @@ from opteq.errors import ConfigError
 from opteq.evaluation.inside import parts, passage
 from opteq.evaluation.paired import Difference, paired
 from opteq.evaluation.passes import Spread, evaluating
-from opteq.evaluation.trace import noting
+from opteq.evaluation.trace import noting, read_as
 from opteq.gradients.unrolled import Unrolled
 from opteq.layer import EquilibriumLayer
 from opteq.maps.gaussian import GaussianMap
@@ -108,6 +108,7 @@ class LayerRecord:
     Attributes:
         name: of the layer in the network.
         map: class of its map.
+        symbol: of what is read out of a state: `z`, the state itself, or `y`, its hidden variable.
         residual: `(3, 21)` relative residual `‖T(z) - z‖ / ‖T(z)‖` at `z⁰, …, z²⁰` of the plain iteration:
             the 10th, 50th and 90th percentile over the samples.
         operators: names of the operators in its equation, in the order of units or branches: `W`; then
@@ -116,8 +117,8 @@ class LayerRecord:
         active: for each activation the share of its units with `σ'(a) ≠ 0` at the equilibrium.
         alpha: the `α` of its skip connections.
         input_norm: median and largest `‖x‖` over the samples, of what enters the layer.
-        output_norm: the same of `‖z*‖`.
-        scale: root mean square of `z*`, for each branch.
+        output_norm: the same of what is read out of `z*`.
+        scale: root mean square of that, for each branch.
         channels: for each branch the number of its channels, and the effective one: `(Σλ)² / Σλ²` with the
             eigenvalues `λ` of the correlations of the channels over samples and pixels. It is 1 where all of
             them tell the same, and their number where none is correlated with another; NaN where none varies.
@@ -126,6 +127,7 @@ class LayerRecord:
 
     name: str
     map: str
+    symbol: str
     residual: NDArray[np.float64]
     operators: tuple[str, ...]
     spectra: tuple[Spectrum, ...]
@@ -291,6 +293,7 @@ class _Study:
         return LayerRecord(
             name,
             map.title,
+            read_as(self.layer),
             np.quantile(residual, [0.1, 0.5, 0.9], axis=0),
             (*_numbered("W", len(spectra)), *_numbered("W_h", len(projections))),
             (*spectra.values(), *projections),

@@ -36,20 +36,24 @@ dd { margin: 2px 0 0; font-size: 20px; font-weight: 650; white-space: nowrap;
 .tiles div:first-child { grid-column: span 2; grid-row: span 2; display: flex; flex-direction: column;
   justify-content: center; }
 .tiles div:first-child dd { font-size: 40px; line-height: 1.2; }
-.row { display: flex; flex-wrap: wrap; gap: 16px; align-items: flex-start; }
-figure { flex: 0 1 auto; min-width: 0; margin: 12px 0 0; padding: 14px 16px; background: var(--card);
+dd small { display: block; color: var(--soft); font-size: 13px; font-weight: 400; line-height: 1.4;
+  white-space: normal; }
+.row { display: flex; flex-wrap: wrap; gap: 0 16px; align-items: flex-start; }
+figure { flex: 0 1 auto; min-width: 0; margin: 16px 0 0; padding: 14px 16px; background: var(--card);
   color: var(--soft); border: 1px solid var(--line); border-radius: 10px; }
-figure svg { display: block; max-width: 100%; height: auto; margin: 0 auto; }
+.pictures { display: flex; flex-wrap: wrap; justify-content: space-evenly; }
+figure svg { display: block; max-width: 100%; height: auto; }
 figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
 figcaption { font-size: 13px; margin-top: 8px; max-width: 90ch; }
 /* On a phone the text of a wide picture would shrink beyond reading: it scrolls by itself instead. */
 @media (max-width: 640px) {
   .tiles div:not(:first-child) dd { font-size: 17px; }
   main { padding: 24px 14px 40px; }
-  .row { flex-direction: column; }
+  .row { flex-direction: column; align-items: stretch; }
   .row > * { max-width: 100%; }
   figure.wide { overflow-x: auto; }
-  figure.wide svg { max-width: none; }
+  figure.wide .pictures { justify-content: start; }
+  figure.wide svg { max-width: none; flex: none; }
   figure.wide figcaption { position: sticky; left: 0; } }
 /* A caption in a row takes the width of its picture instead of widening the card. */
 .row figcaption { width: 0; min-width: 100%; }
@@ -61,13 +65,13 @@ figcaption { font-size: 13px; margin-top: 8px; max-width: 90ch; }
     linear-gradient(to right, var(--shade), transparent) left / 10px 100% scroll,
     linear-gradient(to left, var(--shade), transparent) right / 10px 100% scroll,
     var(--card); background-repeat: no-repeat; }
-.table { width: fit-content; max-width: 100%; overflow-x: auto; margin: 12px 0 0;
+.table { width: fit-content; max-width: 100%; overflow-x: auto; margin: 16px 0 0;
   padding: 10px 16px 12px; border: 1px solid var(--line); border-radius: 10px; }
 table { border-collapse: collapse; font-size: 13px; font-variant-numeric: tabular-nums; }
 h3 { font-size: 13px; margin: 0 0 4px; }
 th, td { padding: 3px 0 3px 18px; text-align: right; white-space: nowrap; }
 th { color: var(--soft); font-weight: 400; }
-@media (max-width: 640px) { th, td { padding-left: 11px; } }
+@media (max-width: 640px) { .table { width: auto; } th, td { padding-left: 11px; } }
 th:first-child, td:first-child { padding-left: 0; text-align: left; }
 td:first-child { white-space: normal; min-width: 8em; }
 @media (max-width: 640px) { td:first-child { min-width: 6em; } }
@@ -128,21 +132,29 @@ def section(heading: str, explanation: str, *parts: str) -> str:
     return f"<section>\n{head}{''.join(parts)}</section>\n"
 
 
-def tiles(numbers: Iterable[tuple[str, str]]) -> str:
-    """Headline numbers: pairs of a name and a value."""
+def tiles(numbers: Iterable[tuple[str, str, str]]) -> str:
+    """Headline numbers: a name, a value, and what there is to say of it in small letters, if anything."""
     cells = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>\n" for name, value in numbers
+        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}"
+        f"{note and f'<small>{escape(note)}</small>'}</dd></div>\n"
+        for name, value, note in numbers
     )
     return f'<dl class="tiles">\n{cells}</dl>\n'
 
 
-def image(figure: Figure, description: str) -> str:
-    """A figure, part of the page and in its colours; `description` is its caption."""
+def image(figures: Figure | Sequence[Figure], description: str) -> str:
+    """A figure, or some beside one another, part of the page and in its colours; with its caption."""
+    figures = [figures] if isinstance(figures, Figure) else figures
     text = escape(description)
-    picture = to_element(figure).replace("<svg", f'<svg role="img" aria-label="{text}"', 1)
+    pictures = [
+        to_element(figure).replace("<svg", f'<svg role="img" aria-label="{text}"', 1) for figure in figures
+    ]
     # A CSS inch has 96 pixels.
-    kind = ' class="wide"' if figure.get_figwidth() * 96 > _PHONE else ""
-    return f"<figure{kind}>{picture}<figcaption>{text}</figcaption></figure>\n"
+    kind = ' class="wide"' if max(figure.get_figwidth() for figure in figures) * 96 > _PHONE else ""
+    return (
+        f'<figure{kind}><div class="pictures">{"".join(pictures)}</div>'
+        f"<figcaption>{text}</figcaption></figure>\n"
+    )
 
 
 def side_by_side(*parts: str) -> str:

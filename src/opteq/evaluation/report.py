@@ -17,7 +17,7 @@ from opteq.evaluation.equilibriumstudy import study_equilibrium
 from opteq.evaluation.page import image, page, section, side_by_side, table
 from opteq.evaluation.record import TestRecord, evaluate
 from opteq.evaluation.scenerecord import SegmentationRecord, evaluate_scenes
-from opteq.evaluation.scores import class_scores
+from opteq.evaluation.scores import accuracy_interval, class_scores
 from opteq.evaluation.sections import configuration, equilibria, headline, origin, read_summary, training
 from opteq.plots.calibration import draw_calibration
 from opteq.plots.confusion import draw_confusion
@@ -30,6 +30,8 @@ from opteq.system.progress import follow
 
 # Images that equilibria are studied on for the report; `opteq test RUN --suite equilibrium` takes all.
 _STUDIED = 1000
+# Half the width of an interval that a reader need not be told of.
+_SURE = 0.01
 
 
 def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
@@ -57,12 +59,14 @@ def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
     curves = training(run_dir / "metrics.csv")
     loader = data.test_dataloader()
     test_set = (follow(loader, "Report, predictions"), data.class_names, data.normalization)
+    notes = {}
     if data.task == "segmentation":
         record = evaluate_scenes(network, *test_set, device)
         scores, results = _scene_scores(record), [_scenes(record)]
     else:
         record = evaluate(network, *test_set, device)
         scores, results = _scores(record), [_branches(record.branches), _predictions(record)]
+        notes["test_accuracy"] = _sureness(record)
     record.save(run_dir / "record.npz")
     studied = ""
     if len(record.traces.images):
@@ -73,7 +77,7 @@ def write_report(run_dir: Path, network: nn.Module, data: Facts) -> Path:
             draw_overview(record.traces).savefig(file, format="png", dpi=150)
 
     parts = [
-        headline(summary, scores, record),
+        headline(summary, scores, record, notes),
         curves,
         equilibria(record.traces),
         studied,
@@ -100,6 +104,14 @@ def _share(loader: Any) -> float:
 def _scores(record: TestRecord) -> dict[str, float]:
     top5 = {"accuracy_top5": record.accuracy(top=5)} if len(record.class_names) > 5 else {}
     return {"test_accuracy": record.accuracy(), "calibration_error": record.reliability.error} | top5
+
+
+def _sureness(record: TestRecord) -> str:
+    """Of how many images the accuracy is and, where they are few, the range that they leave open."""
+    images, right = len(record.labels), int((record.ranks == 0).sum())
+    low, high = accuracy_interval(right, images)
+    said = f"of {images:,} test image{'s' * (images > 1)}"
+    return f"{said}; 95 % interval {low:.1%} to {high:.1%}" if (high - low) / 2 > _SURE else said
 
 
 def _scene_scores(record: SegmentationRecord) -> dict[str, float]:
@@ -172,7 +184,7 @@ def _predictions(record: TestRecord) -> str:
         f" Expected calibration error {record.reliability.error:.2%}.",
     )
     both = side_by_side(confusion, calibration)
-    return section("Predictions", explanation, *parts, _class_table(record), both)
+    return section("Predictions", explanation, side_by_side(*parts), _class_table(record), both)
 
 
 def _class_table(record: TestRecord) -> str:

@@ -6,13 +6,22 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
+
+from opteq.evaluation.paired import CONFIDENCE
 
 
 def confusion_matrix(labels: NDArray, predictions: NDArray, classes: int) -> NDArray[np.int64]:
     """`(classes, classes)` counts: row = true class, column = predicted class."""
     pairs = np.asarray(labels) * classes + np.asarray(predictions)
     return np.bincount(pairs, minlength=classes * classes).reshape(classes, classes)
+
+
+def accuracy_interval(right: int, samples: int) -> tuple[float, float]:
+    """The 95 % interval of an accuracy of which `right` of `samples` are known (Wilson 1927)."""
+    interval = binomtest(right, samples).proportion_ci(CONFIDENCE, "wilson")
+    return float(interval.low), float(interval.high)
 
 
 @dataclass(frozen=True, slots=True)

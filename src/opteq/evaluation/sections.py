@@ -20,6 +20,9 @@ from opteq.plots.training import Curve, draw_curves, is_share, spoken
 from opteq.results import residual_text
 from opteq.system.files import read_json
 
+# So many equilibria fit a phone beside one another.
+_ABREAST = 3
+
 
 def read_summary(path: Path) -> dict[str, Any]:
     """The run's summary, empty if there is none."""
@@ -44,8 +47,13 @@ _TILES: dict[str, tuple[str, Callable[[Any], str]]] = {
 }
 
 
-def headline(summary: Mapping[str, Any], scores: Mapping[str, float], record: EvaluationRecord) -> str:
-    """The numbers of the summary, and those of the record that the summary lacks."""
+def headline(
+    summary: Mapping[str, Any],
+    scores: Mapping[str, float],
+    record: EvaluationRecord,
+    notes: Mapping[str, str] = {},
+) -> str:
+    """The numbers of the summary, those of the record that the summary lacks, and notes on some of them."""
     known: dict[str, Any] = dict(scores)
     if record.solves:
         known |= {
@@ -56,7 +64,7 @@ def headline(summary: Mapping[str, Any], scores: Mapping[str, float], record: Ev
     for key, (name, show) in _TILES.items():
         if key in known:
             try:
-                numbers.append((name, show(known[key])))
+                numbers.append((name, show(known[key]), notes.get(key, "")))
             except (TypeError, ValueError):
                 raise ConfigError(
                     f"Expected `{key}` in summary.json to be a number, got {known[key]!r}."
@@ -152,7 +160,9 @@ def equilibria(traces: Traces) -> str:
         curves.append(
             image(draw_objective(traces.energy), "How far φ lies above its lowest value, likewise.")
         )
-    parts = [image(draw_equilibria(traces), pictures), side_by_side(*curves)]
+    places = range(len(traces.images))
+    columns = [draw_equilibria(traces, places[at : at + _ABREAST]) for at in places[::_ABREAST]]
+    parts = [image(columns, pictures), side_by_side(*curves)]
     if traces.attention.shape[1]:
         weights = (
             "What each patch of the features weighs in the equilibrium, averaged over the groups of"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from opteq.evaluation.scores import Reliability
 from opteq.plots.style import BLUE, GREY, new_figure, styled
@@ -35,6 +35,10 @@ def draw_calibration(reliability: Reliability) -> Figure:
 
     below.bar(middle, reliability.counts, narrower, color=GREY, alpha=0.6)
     below.set(ylabel="samples", xlabel="confidence of the predicted class")
-    below.set_yscale("symlog", linthresh=1)
+    # On the log scale of a few there would be one tick.
+    if reliability.counts.max() < 10:
+        below.yaxis.set_major_locator(MaxNLocator(3, integer=True))
+    else:
+        below.set_yscale("symlog", linthresh=1)
     below.xaxis.set_major_formatter(PercentFormatter(1.0))
     return figure

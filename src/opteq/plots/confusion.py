@@ -35,7 +35,7 @@ def draw_confusion(confusion: NDArray[np.int64], class_names: Sequence[str]) -> 
     classes = len(class_names)
     totals = confusion.sum(axis=1, keepdims=True)
     share = confusion / np.maximum(totals, 1)
-    side = float(np.clip(0.32 * classes + 1.6, 3.6, 7.0))
+    side = float(np.clip(0.32 * classes + 1.6, 3.0, 7.0))
     names = [literal(name, _LONGEST_NAME) for name in class_names]
     room = _LETTER * max(map(len, names)) if classes <= _MOST_NAMES else 0.0
     figure = new_figure(side + room + 0.9, side + room)

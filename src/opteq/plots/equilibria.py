@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -13,21 +15,26 @@ from opteq.plots.style import SEQUENTIAL, new_figure, styled
 
 
 @styled
-def draw_equilibria(traces: Traces) -> Figure:
-    """Draw one column per image: the input, the size of what is read of its equilibrium, a few channels."""
-    count, shown = len(traces.images), len(traces.channel_indices)
-    figure = new_figure(1.35 * count + 0.9, 1.35 * (2 + shown) + 0.4)
-    grid = figure.subplots(2 + shown, count, squeeze=False)
-    for column in range(count):
-        show_image(grid[0, column], traces.images[column])
-        show_state(grid[1, column], traces.rms[column], float(traces.rms.max()))
-        if np.isfinite(traces.distance[column]):
-            bound = f"± {traces.distance[column]:.1e}"
+def draw_equilibria(traces: Traces, images: Sequence[int] | None = None) -> Figure:
+    """Draw one column per image: the input, the size of what is read of its equilibrium, a few channels.
+
+    Args:
+        traces: of images.
+        images: which of them to draw, all unless given; the colours are those that all of them share.
+    """
+    images, shown = range(len(traces.images)) if images is None else images, len(traces.channel_indices)
+    figure = new_figure(1.06 * len(images) + 0.9, 1.06 * (2 + shown) + 0.4)
+    grid = figure.subplots(2 + shown, len(images), squeeze=False)
+    for column, image in enumerate(images):
+        show_image(grid[0, column], traces.images[image])
+        show_state(grid[1, column], traces.rms[image], float(traces.rms.max()))
+        if np.isfinite(traces.distance[image]):
+            bound = f"± {traces.distance[image]:.1e}"
             grid[1, column].set_title(bound, fontsize=7.5, fontweight="normal", pad=2)
         for row in range(shown):
             # One colour scale per channel, so that images can be compared.
             channel = traces.channels[:, row]
-            show_state(grid[2 + row, column], channel[column], float(channel.max()), float(channel.min()))
+            show_state(grid[2 + row, column], channel[image], float(channel.max()), float(channel.min()))
     names = ["input", f"{traces.symbol}*, RMS over\nchannels"]
     names += [f"{traces.symbol}*, channel {index}" for index in traces.channel_indices]
     for axes, name in zip(grid[:, 0], names, strict=True):

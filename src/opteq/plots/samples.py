@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from opteq.evaluation.record import Samples
 from opteq.plots.style import RIGHT, WRONG, new_figure, styled, wrapped
 
-_COLUMNS = 8
+# So many fit a phone.
+_COLUMNS = 4
 # Letters of a class name that fit above a picture.
 _WIDTH = 16
 
@@ -21,7 +22,7 @@ def draw_samples(samples: Samples, class_names: Sequence[str]) -> Figure:
     """Draw each image below its prediction and confidence; mistakes name the true class as well."""
     count = len(samples.images)
     rows = -(-count // _COLUMNS)
-    figure = new_figure(1.2 * _COLUMNS, (1.6 if max(map(len, class_names)) <= _WIDTH else 1.9) * rows)
+    figure = new_figure(1.06 * _COLUMNS, (1.6 if max(map(len, class_names)) <= _WIDTH else 1.9) * rows)
     grid = figure.subplots(rows, _COLUMNS, squeeze=False)
     for axes in grid.flat:
         axes.axis("off")
