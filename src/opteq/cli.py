@@ -5,6 +5,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NoReturn
@@ -14,6 +15,7 @@ from opteq.data.places import PLACES
 from opteq.errors import ConfigError, OpteqError
 from opteq.evaluation.suites.names import suite_names
 from opteq.interrupts import interrupted
+from opteq.models.pretrained import pretrained
 from opteq.spelling import did_you_mean
 from opteq.system.files import check_folder
 from opteq.system.memory import keep_freed_memory
@@ -112,7 +114,10 @@ _HELP_OF = {
     "fit": _FIT_HELP,
     "test": _TEST_HELP,
     "validate": _VALIDATE_HELP,
-    "presets": "opteq presets lists the packaged configurations, with their results. It takes no options.\n",
+    "presets": (
+        "opteq presets lists the packaged configurations, with their results. It takes no options.\n"
+        "What comes trained is shown by `opteq show NAME`, and is `opteq.load('NAME')` in Python.\n"
+    ),
     "info": "opteq info prints versions, devices and whether compiled code is used. It takes no options.\n",
 }
 
@@ -213,7 +218,14 @@ def _run(arguments: list[str]) -> None:
 
 
 def _list_presets() -> None:
-    _print_entries([(p.name, p.description, f"{p.parameters:,} parameters; {p.expected}") for p in presets()])
+    with_weights = pretrained()
+    entries = []
+    for p in presets():
+        known = f"{p.parameters:,} parameters; {p.expected}"
+        entries.append(
+            (p.name, p.description, f"{known}; comes trained" if p.name in with_weights else known)
+        )
+    _print_entries(entries)
 
 
 def _print_entries(entries: Sequence[tuple[str, str, str]]) -> None:
@@ -352,12 +364,15 @@ def _reproduce(options: list[str]) -> None:
     from opteq.experiments.output import write_results
     from opteq.experiments.reproduce import reproduce
     from opteq.experiments.smoke import smoke
+    from opteq.training.console import silent_lightning
 
     table = read_table(chosen.table, chosen.scale)
     output = chosen.output or Path("reproduced") / chosen.scale / table.name
     if chosen.scale == "smoke":
         table = smoke(table, output / "images")
-    reproduce(table, output, of_fit, print)
+    # Advice on the images of noise is of no use.
+    with silent_lightning() if chosen.scale == "smoke" else nullcontext():
+        reproduce(table, output, of_fit, print)
     print(f"Wrote {write_results(table, output, of_fit)}.")
 
 

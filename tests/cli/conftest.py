@@ -63,7 +63,7 @@ def refuses(opteq):
 
     def run(*arguments):
         status, _, err = opteq(*arguments)
-        # Lightning announces the seed and the checkpoint on stderr.
+        # What a command is at stands on stderr too.
         lines = [line for line in err.splitlines() if line.startswith("opteq: ")]
         assert status == 2, err
         assert len(lines) == 1, err

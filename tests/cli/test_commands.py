@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from lightning_utilities.core.rank_zero import rank_zero_info
 from PIL import Image
 from sklearn.datasets import load_digits
 
 from opteq.cli import main
 from opteq.configs import presets
 from opteq.evaluation.suites.names import SUITES
-from opteq.models.loading import load
+from opteq.models.loading import load, pretrained
 from opteq.solvers.picard import Picard
 from opteq.training.checkpoints import AtomicCheckpointIO, read_checkpoint
 from tests.networks import preset_network
@@ -271,13 +272,17 @@ class TestEvaluation:
         status, out, err = opteq("test", finished)
         assert status == 0, err
         summary = json.loads((finished / "summary.json").read_text())
-        assert str(summary["test_accuracy"])[:6] in out.replace(" ", "")
+        assert re.search(rf"^test_accuracy +{summary['test_accuracy']:.4g}$", out, re.MULTILINE)
+        assert re.search(r"^test_unconverged +0$", out, re.MULTILINE)
+        assert "DataLoader" not in out
+        assert err == ""
 
     def test_validate_reports_the_best_validation_accuracy(self, finished, opteq):
         status, out, err = opteq("validate", finished)
         assert status == 0, err
         best = max(row["val_accuracy"] for row in rows_of(finished / "metrics.csv"))
-        assert best[:6] in out
+        assert re.search(rf"^val_accuracy +{float(best):.4g}$", out, re.MULTILINE)
+        assert err == ""
 
     def test_with_configuration_and_checkpoint(self, finished, tiny, opteq):
         result = opteq("test", "--config", tiny, "--ckpt_path", finished / "checkpoints" / "last.ckpt")
@@ -443,6 +448,18 @@ class TestBranches:
         assert "tua" in message
 
 
+def test_no_advice_is_given_on_the_images_of_a_smoke_test(opteq, monkeypatch, caplog):
+    def reproduce(*_):
+        rank_zero_info("More validation images choose better.")
+
+    monkeypatch.setattr("opteq.experiments.reproduce.reproduce", reproduce)
+    monkeypatch.setattr("opteq.experiments.output.write_results", lambda *_: "table.md")
+    for scale, said in (("smoke", 0), ("small", 1)):
+        caplog.clear()
+        assert opteq("reproduce", "opteq-table5", "--scale", scale, "--output", "out").status == 0
+        assert len(caplog.messages) == said
+
+
 class TestPresets:
     def test_lists_every_file_with_parameters_and_result(self, opteq):
         status, out, _ = opteq("presets")
@@ -451,6 +468,11 @@ class TestPresets:
             # The columns line up, however long a name is.
             assert re.search(rf"^{preset.name}  +{re.escape(preset.description)}$", out, re.MULTILINE)
             assert f"{preset.parameters:,} parameters; {preset.expected}" in out
+
+    def test_those_that_come_with_weights_are_marked(self, opteq):
+        _, out, _ = opteq("presets")
+        marked = re.findall(r"^(\S+) .*\n .*; comes trained$", out, re.MULTILINE)
+        assert sorted(marked) == pretrained()
 
     def test_what_was_measured_comes_first(self, opteq):
         _, out, _ = opteq("presets")

@@ -179,7 +179,7 @@ def test_a_network_a_solver_and_data_of_ones_own_are_trained_and_tested(run, com
     assert parts["head"]["init_args"]["classes"] == 2
     assert parts["stem"]["init_args"]["in_channels"] == 1
     out = command("test", "runs/my", "--trust", "true")
-    (accuracy,) = (float(line.split()[3]) for line in out.splitlines() if "test_accuracy" in line)
+    (accuracy,) = (float(line.split()[1]) for line in out.splitlines() if "test_accuracy" in line)
     assert accuracy > 0.9
     page = (run / "report.html").read_text()
     assert "OptEqUnit on Halves" in page

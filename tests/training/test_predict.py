@@ -112,6 +112,7 @@ def test_an_unreadable_image_is_skipped_and_named(images, tmp_path, content):
     predictions = predict_images(make_network(), CARD, tmp_path / "images", reasons.append)
     assert len(reasons) == 1
     assert f"Could not read the image {bad}" in reasons[0]
+    assert "BufferedReader" not in reasons[0]
     assert [p.path for p in predictions] == [p.path for p in everything if p.path != bad]
     expected = [p.confidence for p in everything if p.path != bad]
     np.testing.assert_allclose([p.confidence for p in predictions], expected, rtol=1e-4)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 from PIL.PngImagePlugin import PngImageFile
 from PIL.TiffImagePlugin import BITSPERSAMPLE, PHOTOMETRIC_INTERPRETATION, TiffImageFile
 from torch import Tensor
@@ -216,7 +216,9 @@ def _file(path: Path) -> Iterator[Image.Image]:
     except ConfigError:
         raise
     except Exception as error:  # Decoders raise errors of every kind at damaged files.
-        reason = " ".join(str(error).split()) or type(error).__name__
+        # It would be named by the stream.
+        unknown = isinstance(error, UnidentifiedImageError)
+        reason = "no known format" if unknown else " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"Could not read the image {path} ({reason}); repair it or remove it.") from error
 
 

@@ -12,14 +12,12 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError, NonFiniteError
 from opteq.models.parts import build
+from opteq.models.pretrained import CARD, FOLDER, pretrained
 from opteq.options import check, is_number, is_whole
 from opteq.spelling import run_meant
 from opteq.system.files import write_file, write_json
 
 WEIGHTS = "model.safetensors"
-CARD = "model.json"
-
-_PRETRAINED = Path(__file__).parent / "pretrained"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,12 +160,7 @@ def expect_weights(network: nn.Module, weights: Mapping[str, Tensor], file: str 
             )
 
 
-def pretrained() -> list[str]:
-    """Names of the networks whose weights come with opteq, each that of the preset it was trained by."""
-    return sorted(path.parent.name for path in _PRETRAINED.glob(f"*/{CARD}"))
-
-
 def folder_of(run: str | Path) -> Path:
     """The folder of a run, or of a pretrained network; one's own comes before a network of its name."""
     folder = Path(run)
-    return _PRETRAINED / folder if not folder.exists() and str(run) in pretrained() else folder
+    return FOLDER / folder if not folder.exists() and str(run) in pretrained() else folder

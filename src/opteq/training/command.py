@@ -76,7 +76,7 @@ from opteq.training.runs import (
     start_run,
 )
 from opteq.training.suites import SuiteChoice, choose_suites
-from opteq.training.summary import class_table, write_summary, write_versions
+from opteq.training.summary import class_table, score_table, write_summary, write_versions
 from opteq.training.taskscores import SCORES
 
 # In the folder of a run: the curve of its range test.
@@ -330,7 +330,9 @@ class TrainingCLI(LightningCLI):
     def validate(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Evaluate a checkpoint on the validation images."""
         self._load(_required(ckpt_path, "validate"))
-        self.trainer.validate(**objects)
+        (metrics,) = self.trainer.validate(**objects, verbose=False)
+        if self.trainer.is_global_zero:
+            self.outcome = score_table(metrics)
 
     def test(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Evaluate a checkpoint on the test images, or by suites."""
@@ -341,9 +343,10 @@ class TrainingCLI(LightningCLI):
             if self.trainer.is_global_zero:
                 self.outcome = self._run_suites(self._suite, checkpoint)
             return
-        self.trainer.test(**objects)
+        (metrics,) = self.trainer.test(**objects, verbose=False)
         if self.trainer.is_global_zero:
-            self.outcome = class_table(self.model.confusion, self.facts.class_names)
+            classes = class_table(self.model.confusion, self.facts.class_names)
+            self.outcome = f"{score_table(metrics)}\n\n{classes}"
 
     def predict(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Classify the images of a folder with a checkpoint."""

@@ -1,6 +1,7 @@
 """Keeps what Lightning prints to what concerns the user's training."""
 
 import logging
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,11 +17,15 @@ NOISE = (
     # The command says itself what it goes on from, once.
     "Restoring states from the checkpoint",
     "Restored all states from the checkpoint",
+    # As the configuration says.
+    "Seed set to",
+    "`Trainer.fit` stopped: `max_epochs=",
 )
 
 LOGGERS = (
     "lightning.pytorch.utilities.rank_zero",
     "lightning.pytorch.trainer.connectors.checkpoint_connector",
+    "lightning.fabric.utilities.seed",
 )
 
 # Warnings that no user of the command can act on, or that are wrong here.
@@ -71,4 +76,5 @@ def silent_lightning() -> Iterator[None]:
 
 
 def _concerns_user(record: logging.LogRecord) -> bool:
-    return not record.getMessage().startswith(NOISE)
+    # Of several processes each has its number in front.
+    return not re.sub(r"^\[rank: \d+\] ", "", record.getMessage()).startswith(NOISE)

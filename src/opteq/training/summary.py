@@ -93,6 +93,13 @@ def per_class(confusion: NDArray[np.int64], names: Sequence[str]) -> dict[str, d
     }
 
 
+def score_table(metrics: Mapping[str, float]) -> str:
+    """What `Trainer.test` returns, to four digits, as lines to print."""
+    width = max(map(len, metrics))
+    texts = {name: f"{v:.0f}" if v.is_integer() else f"{v:.4g}" for name, v in metrics.items()}
+    return "\n".join(f"{name:{width}}  {text:>9}" for name, text in texts.items())
+
+
 def class_table(confusion: NDArray[np.int64], names: Sequence[str]) -> str:
     """What `per_class` gives, as lines to print."""
     rows = per_class(confusion, names)
