@@ -177,7 +177,7 @@ class TestResume:
             "Resuming runs/tiny after 2 epochs from runs/tiny/checkpoints/last.ckpt."
         ]
         # Cosine over 3 epochs of 2 steps, after 4 of the 6.
-        assert "The learning rate goes on at 0.0025, where the schedule cosine is after 2 of 3" in caplog.text
+        assert "The learning rate goes on at 0.0025, where the schedule cosine is after 4 of 6" in caplog.text
         rows = rows_of(tmp_path / "runs" / "tiny" / "metrics.csv")
         assert rows[:2] == before
         assert [row["epoch"] for row in rows] == ["0", "1", "2"]

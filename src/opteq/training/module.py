@@ -121,15 +121,15 @@ class ClassifierModule(LightningModule):
             self.register_buffer("_weights", self._class_weights(classes), persistent=False)
 
     def on_train_start(self) -> None:
-        """Say at which rate a training goes on: the schedule of all its epochs is entered in their midst."""
-        schedule = self.trainer.lr_scheduler_configs[0].scheduler
-        # The average of the weights has a schedule of its own.
-        if self.global_step and isinstance(schedule, LambdaLR):
-            rate = schedule.base_lrs[0] * schedule.lr_lambdas[0](self.global_step)
-            rank_zero_info(
-                f"The learning rate goes on at {rate:.3g}, where the schedule {self.schedule} is after"
-                f" {self.trainer.current_epoch} of {self.trainer.max_epochs} epochs."
-            )
+        """Say at which rate a training goes on: the schedule of all its steps is entered in their midst."""
+        for schedule in (config.scheduler for config in self.trainer.lr_scheduler_configs):
+            # The average of the weights has a schedule of its own.
+            if self.global_step and isinstance(schedule, LambdaLR):
+                rate = schedule.base_lrs[0] * schedule.lr_lambdas[0](self.global_step)
+                rank_zero_info(
+                    f"The learning rate goes on at {rate:.3g}, where the schedule {self.schedule} is after"
+                    f" {self.global_step:,} of {int(self.trainer.estimated_stepping_batches):,} steps."
+                )
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         settle_norms(self.network)
