@@ -41,7 +41,7 @@ RIGHT = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("regulariser", RIGHT, ids=repr)
+@pytest.mark.parametrize("regulariser", RIGHT, ids=lambda r: type(r).__name__)
 def test_right_ones_pass(regulariser, shape):
     report = check_regulariser(regulariser, shape)
     assert report.error < 1e-9
