@@ -188,8 +188,11 @@ def test_one_model_is_tested_saved_and_shown(fit, opteq, tmp_path, monkeypatch):
     raw = best["current_model_state"]
     assert any(not torch.equal(weight, raw[f"network.{name}"]) for name, weight in exported.items())
     # Twice the same numbers, from what the command `test` loads and from what was trained.
-    score = json.loads((folder / "summary.json").read_text())["test_accuracy"]
-    assert f"{score:.8f}" in opteq("test", folder, "--trust", "true").out
+    summary = json.loads((folder / "summary.json").read_text())
+    lines = opteq("test", folder, "--trust", "true").out.splitlines()
+    for name in ("test_accuracy", "test_loss"):
+        (score,) = (line.split()[1] for line in lines if line.startswith(f"{name} "))
+        assert score == f"{summary[name]:.4g}"
 
 
 def test_the_stochastic_average_is_that_of_the_epochs(fit, cut, tmp_path, monkeypatch):
