@@ -190,8 +190,8 @@ def test_one_model_is_tested_saved_and_shown(fit, opteq, tmp_path, monkeypatch):
     # Twice the same numbers, from what the command `test` loads and from what was trained.
     summary = json.loads((folder / "summary.json").read_text())
     lines = opteq("test", folder, "--trust", "true").out.splitlines()
-    for name in ("test_accuracy", "test_loss"):
-        (score,) = (line.split()[1] for line in lines if line.startswith(f"{name} "))
+    for name, printed in (("test_accuracy", "test_accuracy"), ("residual_max", "test_residual_max")):
+        (score,) = (line.split()[1] for line in lines if line.startswith(f"{printed} "))
         assert score == f"{summary[name]:.4g}"
 
 
