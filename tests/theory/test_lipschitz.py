@@ -564,7 +564,7 @@ def test_the_bound_of_kernel_maps_in_closed_form():
         (PolynomialKernel(3), {}, r"PolynomialKernel\(degree=3.*grows with the input"),
         ("sigmoid", {"max_norm": 1.2}, "not below 1"),
     ],
-    ids=repr,
+    ids=["not normalised", "softplus", "polynomial", "norm"],
 )
 def test_no_bound_for_kernel_maps_of_unbounded_curvature(kernel, options, message):
     unit = KernelMap(Dense(4, 6), Dense(3, 4), kernel, **options)
