@@ -277,6 +277,11 @@ class TestEvaluation:
         assert "DataLoader" not in out
         assert err == ""
 
+    @pytest.mark.parametrize(("command", "split"), [("test", "test"), ("validate", "val")])
+    def test_no_batch_to_look_at_is_a_sentence(self, finished, refuses, command, split):
+        sentence = refuses(command, finished, f"--trainer.limit_{split}_batches", 0)
+        assert sentence == f"No images were looked at; raise --trainer.limit_{split}_batches."
+
     def test_validate_reports_the_best_validation_accuracy(self, finished, opteq):
         status, out, err = opteq("validate", finished)
         assert status == 0, err

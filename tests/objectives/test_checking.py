@@ -5,12 +5,12 @@ import math
 import pytest
 import torch
 
-import opteq
 from opteq import HSIC, AbsoluteNorm, Decorrelation, Incay, RandomFeatureHSIC, SquaredNorm, check_regulariser
 from opteq.errors import ConfigError, NonFiniteError, ShapeError
 from opteq.objectives.regularisers import Regulariser
 
 SHAPES = [(5,), (3, 4, 4)]
+pytestmark = pytest.mark.spec("R4.1")
 
 
 class Huber(Regulariser):
@@ -87,6 +87,13 @@ def faulty(**members):
         ),
         ({"value": lambda self, z: Huber().value(z).sum()}, ShapeError, r"one number a sample.* got \(\)"),
         ({"value": lambda self, z: Huber().value(z) / 0}, NonFiniteError, "not finite"),
+        ({"value": lambda self, z: Huber().value(z.detach())}, ConfigError, "lost its way back"),
+        ({"value": lambda self, z: 0.0}, ConfigError, r"`Faulty\.value\(z\)` to be a tensor, got 0\.0"),
+        (
+            {"gradient": lambda self, z: None},
+            ConfigError,
+            r"`Faulty\.gradient\(z\)` to be a tensor, got",
+        ),
         (
             {
                 "value": lambda self, z: Huber().value(z) / len(z),
@@ -106,8 +113,14 @@ def test_a_fault_is_named(members, error, sentence, shape):
         check_regulariser(faulty(**members), shape)
 
 
+@pytest.mark.parametrize("shape", [5, (0, 3), (2.5,), "ab"])
+def test_a_shape_that_is_none_is_refused(shape):
+    with pytest.raises(ConfigError, match="Expected `shape` to be that of the features"):
+        check_regulariser(Huber(), shape)
+
+
 def test_what_is_no_regulariser_is_refused():
-    with pytest.raises(opteq.errors.ConfigError, match="`regulariser`"):
+    with pytest.raises(ConfigError, match="`regulariser`"):
         check_regulariser(torch.nn.ReLU(), (3,))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from opteq.errors import ConfigError, NonFiniteError, ShapeError
 from opteq.objectives.regularisers import Regulariser
-from opteq.options import check_kind
+from opteq.options import check, check_counts, check_kind, is_whole
 from opteq.results import Described
 
 # Sizes of the features that are tried; by how much, relative to its size, a gradient may be off in float64.
@@ -58,6 +59,9 @@ def check_regulariser(regulariser: Regulariser, shape: tuple[int, ...], batch: i
         ShapeError: if a value or a gradient has another shape than it should.
     """
     check_kind(Regulariser, "regulariser", regulariser, "one such as SquaredNorm()")
+    given = isinstance(shape, Sequence) and all(is_whole(n) and n > 0 for n in shape)
+    check(given, "shape", shape, "that of the features without the batch, such as (16, 8, 8)")
+    check_counts(batch=batch)
     regulariser = copy.deepcopy(regulariser)
     if isinstance(regulariser, nn.Module):
         regulariser.double()
@@ -91,15 +95,20 @@ def _gradient_error(regulariser: Regulariser, z: Tensor) -> float:
     name = _name(regulariser)
     with torch.enable_grad():
         leaf = z.clone().requires_grad_()
-        value = regulariser.value(leaf)
+        value = check_kind(Tensor, f"{name}.value(z)", regulariser.value(leaf), "a tensor")
         expected_shape = () if regulariser.batch_coupled else (len(z),)
         if value.shape != expected_shape:
             raise ShapeError(
                 f"Expected `value` of {name} to give one number {'a sample' if expected_shape else 'in all'},"
                 f" of shape {expected_shape}, got {tuple(value.shape)}."
             )
+        if not value.requires_grad:
+            raise ConfigError(
+                f"`value` of {name} has lost its way back to the features; compute it by torch, without"
+                " detach()."
+            )
         (expected,) = torch.autograd.grad(value.sum(), leaf, allow_unused=True, materialize_grads=True)
-    found = regulariser.gradient(z).detach()
+    found = check_kind(Tensor, f"{name}.gradient(z)", regulariser.gradient(z), "a tensor").detach()
     if found.shape != z.shape:
         raise ShapeError(
             f"Expected `gradient` of {name} to have the shape of the features, {tuple(z.shape)}, got"

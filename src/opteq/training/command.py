@@ -2,7 +2,7 @@
 
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -314,7 +314,7 @@ class TrainingCLI(LightningCLI):
             )
         self._load(tested)
         rank_zero_info(f"Testing the {tested.stem} checkpoint …")
-        (metrics,) = self.trainer.test(**objects, verbose=False)
+        metrics = _scores(self.trainer.test(**objects, verbose=False), "test")
         if self.trainer.is_global_zero:
             self._write_results(metrics, tested)
 
@@ -330,7 +330,7 @@ class TrainingCLI(LightningCLI):
     def validate(self, ckpt_path: str | Path | None = None, **objects: Any) -> None:
         """Evaluate a checkpoint on the validation images."""
         self._load(_required(ckpt_path, "validate"))
-        (metrics,) = self.trainer.validate(**objects, verbose=False)
+        metrics = _scores(self.trainer.validate(**objects, verbose=False), "val")
         if self.trainer.is_global_zero:
             self.outcome = score_table(metrics)
 
@@ -343,7 +343,7 @@ class TrainingCLI(LightningCLI):
             if self.trainer.is_global_zero:
                 self.outcome = self._run_suites(self._suite, checkpoint)
             return
-        (metrics,) = self.trainer.test(**objects, verbose=False)
+        metrics = _scores(self.trainer.test(**objects, verbose=False), "test")
         if self.trainer.is_global_zero:
             classes = class_table(self.model.confusion, self.facts.class_names)
             self.outcome = f"{score_table(metrics)}\n\n{classes}"
@@ -500,6 +500,13 @@ def _listed(value: Any) -> list[Any]:
     if value is None or isinstance(value, bool):
         return []
     return list(value) if isinstance(value, list) else [value]
+
+
+def _scores(found: Sequence[Mapping[str, float]], split: str) -> Mapping[str, float]:
+    """What Lightning found on the one set that it was given; nothing where it was to look at no batch."""
+    if not found:
+        raise ConfigError(f"No images were looked at; raise --trainer.limit_{split}_batches.")
+    return found[0]
 
 
 def _required(ckpt_path: str | Path | None, command: str) -> Path:
