@@ -218,14 +218,13 @@ def _run(arguments: list[str]) -> None:
 
 
 def _list_presets() -> None:
-    with_weights = pretrained()
-    entries = []
-    for p in presets():
-        known = f"{p.parameters:,} parameters; {p.expected}"
-        entries.append(
-            (p.name, p.description, f"{known}; comes trained" if p.name in with_weights else known)
-        )
-    _print_entries(entries)
+    mark = dict.fromkeys(pretrained(), "; comes trained")
+    _print_entries(
+        [
+            (p.name, p.description, f"{p.parameters:,} parameters; {p.expected}{mark.get(p.name, '')}")
+            for p in presets()
+        ]
+    )
 
 
 def _print_entries(entries: Sequence[tuple[str, str, str]]) -> None:
@@ -443,6 +442,7 @@ def _check_place(configs: list[dict[str, Any]], options: list[str]) -> None:
         case _:
             return
     root = chosen.root or arguments.get("root", place.root)
+    # What is downloaded, and classes without a test set, need not lie there.
     elsewhere = arguments.get("download") or arguments.get("test_fraction")
     if root and not elsewhere and not place.holds(root):
         raise ConfigError(f"{place.complaint(root)}{_of_the_earlier(chosen)}")

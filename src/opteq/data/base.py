@@ -212,13 +212,7 @@ class ImageDataModule(LightningDataModule):
                 " validation images, so that a part of the training images takes their place."
             )
         if val is None:
-            chosen, rest = stratified_split(train.labels, round(self.val_fraction * len(train)), SPLIT_SEED)
-            if len(chosen) == 0 or len(rest) == 0:
-                raise ConfigError(
-                    f"`val_fraction={self.val_fraction}` of {len(train)} training images leaves the "
-                    "training or the validation set empty; choose another fraction or add images."
-                )
-            train, val = train.subset(rest), train.subset(chosen)
+            val, train = set_aside(train, self.val_fraction, "val_fraction", "training images", "validation")
         if self.train_limit is not None:
             if not 1 <= self.train_limit <= len(train):
                 raise ConfigError(
@@ -284,6 +278,22 @@ class ImageDataModule(LightningDataModule):
             collate_fn=self._preprocess(augmented),
             **options,
         )
+
+
+def set_aside(images: Images, fraction: float, option: str, what: str, part: str) -> tuple[Images, Images]:
+    """A share of images with the proportions of the classes, the same one in every run, and the others.
+
+    Raises:
+        ConfigError: One of the two would be empty. It names the `option`, `what` it is a share of and which
+            `part` of the data it is for.
+    """
+    chosen, rest = stratified_split(images.labels, round(fraction * len(images)), SPLIT_SEED)
+    if len(chosen) == 0 or len(rest) == 0:
+        raise ConfigError(
+            f"`{option}={fraction}` of {len(images)} {what} leaves the training or the {part} set empty;"
+            " choose another fraction or add images."
+        )
+    return images.subset(chosen), images.subset(rest)
 
 
 def _tell_if_few(val: Images) -> None:

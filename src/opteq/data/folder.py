@@ -5,12 +5,11 @@ from typing import Any, Literal
 
 import torch
 
-from opteq.data.base import SPLIT_SEED, ImageDataModule
+from opteq.data.base import ImageDataModule, set_aside
 from opteq.data.finding import find_images_of, shown
-from opteq.data.images import FileImages, channels_of, check_channels
+from opteq.data.images import FileImages, Images, channels_of, check_channels
 from opteq.data.places import PLACES
 from opteq.data.preprocess import IMAGENET, IMAGENET_GREY
-from opteq.data.splits import stratified_split
 from opteq.errors import ConfigError
 from opteq.system.files import readable
 
@@ -63,29 +62,23 @@ class ImageFolder(ImageDataModule):
         """Name of the folder."""
         return readable(Path(self.root).resolve().name)
 
-    def read(self, split: Literal["train", "val", "test"]) -> FileImages | None:
+    def read(self, split: Literal["train", "val", "test"]) -> Images | None:
         root = Path(self.root)
-        has_test = (root / "test").is_dir()
         if self.test_fraction is not None:
-            return None if split == "val" else self._part(split)
+            return None if split == "val" else self._part(split, self.test_fraction)
+        has_test = (root / "test").is_dir()
         if split == "val" and not (has_test and (root / "val").is_dir()):
             return None
         return self._images(root / ("val" if split == "test" and not has_test else split))
 
-    def _part(self, split: Literal["train", "test"]) -> FileImages:
+    def _part(self, split: Literal["train", "test"], fraction: float) -> Images:
         """The images that are set aside for the test, or the others."""
         root, train = Path(self.root), Path(self.root, "train")
         if beside := [name for name in ("test", "val") if (root / name).is_dir()]:
             raise ConfigError(f"{root / beside[0]} holds images to test on; leave out `test_fraction`.")
         images = self._images(train if train.is_dir() else root)
-        count = round((self.test_fraction or 0) * len(images))
-        if not 0 < count < len(images):
-            raise ConfigError(
-                f"`test_fraction={self.test_fraction}` of {len(images)} images leaves the training or the"
-                " test set empty; choose another fraction or add images."
-            )
-        tested, others = stratified_split(images.labels, count, SPLIT_SEED)
-        return images.subset(tested if split == "test" else others)
+        tested, others = set_aside(images, fraction, "test_fraction", "images", "test")
+        return tested if split == "test" else others
 
     def _images(self, folder: Path) -> FileImages:
         """All images of a folder of classes."""
