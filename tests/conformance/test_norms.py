@@ -190,6 +190,7 @@ def share(kernel: torch.Tensor) -> float:
 
 
 @every_certified_way
+@pytest.mark.spec("R1.7")
 def test_a_network_in_float64_is_the_network(way: NormControl):
     torch.manual_seed(0)
     for operator in (Dense(40, 60, norm=way), Conv2d(32, 64, norm=way)):
