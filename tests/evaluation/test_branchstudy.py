@@ -17,6 +17,7 @@ from opteq.solvers.anderson import Anderson
 from opteq.theory.perturbations import reconstructed
 from tests.networks import branch_classifier
 
+HIDDEN = {"readout": "hidden"}
 SMALL = {"classes": 4, "channels": 3, "hidden": (4, 6), "solver": Anderson(tol=1e-5)}
 
 
@@ -53,6 +54,15 @@ def test_heritage_and_diversity_are_those_of_the_definition(body):
         np.testing.assert_allclose(record.diagonal_share[sample], share, rtol=1e-4)
         if sample == 0:
             np.testing.assert_allclose(record.correlation, np.abs(inner).T, rtol=1e-4)
+
+
+@pytest.mark.parametrize("body", [Unit, Coupled])
+def test_relations_are_those_of_the_states_where_hidden_variables_are_read(body):
+    x, labels = images(), torch.zeros(40, dtype=torch.long)
+    read, plain = (study_branches(made(body, hidden=(3, 3), **kind), x, labels) for kind in (HIDDEN, {}))
+    assert (plain.diversity > 0).all()
+    for name in ("heritage", "diversity", "diagonal_share", "correlation"):
+        np.testing.assert_array_equal(getattr(read, name), getattr(plain, name))
 
 
 @pytest.mark.spec("R5.7")

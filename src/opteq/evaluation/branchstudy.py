@@ -85,11 +85,14 @@ def has_branches(network: nn.Module, images: Tensor) -> TypeGuard[ImageClassifie
 def relations(network: ImageClassifier, images: Tensor) -> tuple[NDArray[np.float64], ...]:
     """Average `H` and `D` and the diagonal shares, each `(n,)`, and the correlations of the first image.
 
+    They are those of the states `z_i`, which the coupling is about, also where hidden variables are read.
     All are empty for a network of one branch; see `BranchRecord`.
     """
+    layer = network.body
+    assert isinstance(layer, EquilibriumLayer)
     rows: list[Tensor] = []
     for part in images.split(_BATCH):
-        z = tensors_of(network.features(part))
+        z = tensors_of(layer.solve(network.stem(part)).state)
         if len(z) == 1:
             nothing = BranchRecord.nothing()
             return nothing.heritage, nothing.diversity, nothing.diagonal_share, nothing.correlation
