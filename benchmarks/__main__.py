@@ -61,6 +61,19 @@ def run_table(options: argparse.Namespace) -> None:
     _write(options, "table", "A training step against peers and bare operators", body, data)
 
 
+def run_floor(options: argparse.Namespace) -> None:
+    """What the library's own products take by themselves, in the fewest evaluations."""
+    from benchmarks.floor import floor_markdown, measure_floor
+
+    results, pace = [], Pace(len(options.cells))
+    for name in options.cells:
+        _tell(name, pace)
+        results.append(measure_floor(CELLS[name], options.device, options.runs))
+        pace.advance()
+    data = {"cells": {r.cell.name: {name: asdict(row) for name, row in r.rows.items()} for r in results}}
+    _write(options, "floor", "A training step at the very least", [floor_markdown(results)], data)
+
+
 def run_curves(options: argparse.Namespace) -> None:
     """The growth curves."""
     from benchmarks import curves
@@ -108,6 +121,11 @@ def _parser() -> argparse.ArgumentParser:
     table.add_argument("--runs", type=_positive, default=9, help="timed runs of every contender (9)")
     table.add_argument("--quick", action="store_true", help="shrunken cells, to see that everything works")
     table.set_defaults(run=run_table)
+
+    floor = commands.add_parser("floor", parents=[common], help="what a step takes at the very least")
+    _add_choice(floor, "--cells", CELLS)
+    floor.add_argument("--runs", type=_positive, default=9, help="timed runs of every contender (9)")
+    floor.set_defaults(run=run_floor)
 
     curves = commands.add_parser("curves", parents=[common], help="growth of time with size and accuracy")
     _add_choice(curves, "--axes", CURVES)

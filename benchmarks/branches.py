@@ -91,16 +91,19 @@ class MultiBranch(Family):
             units.append(unit)
         return MOptEq(units, HeritageDiversity(self.weight, self.tau))
 
+    def products(self, leaves: Tensors) -> list[Call]:
+        return self._of_units("products", leaves)
+
     def bare_evaluation(self, leaves: Tensors) -> list[Call]:
         """`W` and `Wᵀ` of every branch; resampling and three matrix products of every pair."""
-        return self._of_units("bare_evaluation", leaves) + self._bare_messages(leaves, correlations=1)
+        return self.products(leaves) + self._bare_messages(leaves, correlations=1)
 
     def bare_first(self, leaves: Tensors) -> list[Call]:
         return self._of_units("bare_first", leaves)
 
     def bare_product(self, leaves: Tensors) -> list[Call]:
         """The same with six matrix products: both parts of the change of `N`, and two to each branch."""
-        return self._of_units("bare_evaluation", leaves) + self._bare_messages(leaves, correlations=2)
+        return self.products(leaves) + self._bare_messages(leaves, correlations=2)
 
     def bare_injection(self, leaves: Tensors) -> list[Call]:
         return self._of_units("bare_injection", leaves)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from benchmarks.families import Call, Map, Tensors
+from benchmarks.families import Call, Family, Map, Tensors
 from benchmarks.problem import Problem
 from opteq import native
 from opteq.layer import EquilibriumLayer, solve_log
@@ -239,9 +239,12 @@ class Limit(Contender):
         self._counts = forward, backward
         with torch.no_grad():
             self._start = family.bare_injection(self.leaves) + family.bare_first(self.leaves)
-            self._evaluation = family.bare_evaluation(self.leaves)
-            self._product = family.bare_product(self.leaves)
+            self._evaluation, self._product = self._calls(family)
             self._gradients = family.bare_gradients(self.leaves)
+
+    def _calls(self, family: Family) -> tuple[list[Call], list[Call]]:
+        """Those of one evaluation, and of one product with the Jacobian."""
+        return family.bare_evaluation(self.leaves), family.bare_product(self.leaves)
 
     def forward(self) -> None:
         _run(self._start, 1)

@@ -98,10 +98,14 @@ class Family(ABC):
     def map(self, leaves: Leaves, max_norm: float | None) -> EquilibriumMap:
         """The library's map with the leaves as its parameters; `max_norm` is its ceiling on `‖W‖`."""
 
-    def bare_evaluation(self, leaves: Tensors) -> list[Call]:
-        """The operators of one evaluation of `T`."""
+    def products(self, leaves: Tensors) -> list[Call]:
+        """The products with `W` and `Wᵀ` of one evaluation of `T`."""
         W, state, hidden = leaves["W"], leaves["x"], self.operator.apply(leaves["W"], leaves["x"])
         return [lambda: self.operator.apply(W, state), lambda: self.operator.adjoint(W, hidden)]
+
+    def bare_evaluation(self, leaves: Tensors) -> list[Call]:
+        """The operators of one evaluation of `T`."""
+        return self.products(leaves)
 
     def bare_first(self, leaves: Tensors) -> list[Call]:
         """The operators of `T(0)`, which needs no `W`; solves of ours start from it."""
@@ -196,8 +200,8 @@ class Deep(Family):
     def map(self, leaves: Leaves, max_norm: float | None) -> EquilibriumMap:
         return DeepOptEq([self._unit(own, max_norm) for own in self._units(leaves)], self.alpha)
 
-    def bare_evaluation(self, leaves: Tensors) -> list[Call]:
-        return self._of_units("bare_evaluation", leaves)
+    def products(self, leaves: Tensors) -> list[Call]:
+        return self._of_units("products", leaves)
 
     def bare_injection(self, leaves: Tensors) -> list[Call]:
         return self._of_units("bare_injection", leaves)
