@@ -111,9 +111,19 @@ class EquilibriumLayer(nn.Module):
             x = map_state(lambda t: t.reshape(t.shape[0], *map(int, t.shape[1:])), x)
         return self.map.bind(x, error)
 
+    @property
+    def error(self) -> float:
+        """The relative rounding error that products in `forward` may have.
+
+        They need be no more exact than what is solved with them, forwards and backwards.
+        """
+        if isinstance(self.gradient, AdjointMethod) and self.solver is not None:
+            return min(self.solver.tol, self.gradient.error)
+        return self.gradient.error if isinstance(self.gradient, DirectMethod) else 0.0
+
     def _equilibrium(self, x: State) -> tuple[Equation, State, SolveInfo]:
         if isinstance(self.gradient, DirectMethod):
-            equation = self.bind(x)
+            equation = self.bind(x, self.error)
             state, info = self.gradient.run(equation)
             self._report("forward", info)
         else:
@@ -121,8 +131,7 @@ class EquilibriumLayer(nn.Module):
             # Both may have been assigned since the layer was made.
             gradient = check_kind(AdjointMethod, "gradient", self.gradient, _GRADIENT)
             solver = check_kind(Solver, "solver", self.solver, _SOLVER)
-            # Products need be no more exact than what is solved with them, forwards and backwards.
-            equation = self.bind(x, min(solver.tol, gradient.error))
+            equation = self.bind(x, self.error)
             refuse_tangents(lambda: equation.tensors)
             detached = equation.detach()
             _check_autocast(solver, detached.tensors[0].device)

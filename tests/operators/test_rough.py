@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from opteq import Conv2d, EquilibriumLayer, OptEqUnit, native
+from opteq import Conv2d, DeepOptEq, EquilibriumLayer, GaussianMap, HiddenReadout, OptEqUnit, Unrolled, native
 from opteq.operators.conv import BoundConv2d
 
 pytestmark = pytest.mark.skipif(not native.available(), reason="no C compiler, or another processor")
@@ -87,6 +87,30 @@ def test_products_in_a_graph_can_be_differentiated_twice():
     (first,) = torch.autograd.grad(image, double, create_graph=True)
     for found, exact in zip(second, torch.autograd.grad(first.square().sum(), (double, kernel)), strict=True):
         assert error(found, exact) < 10 * ERROR
+
+
+ROUGH_MAPS = {
+    "unit": lambda: OptEqUnit(Conv2d(16, 32), Conv2d(16, 32)),
+    "hidden": lambda: HiddenReadout(OptEqUnit(Conv2d(16, 32), Conv2d(16, 32))),
+    "deep": lambda: DeepOptEq([OptEqUnit(Conv2d(16, 16), Conv2d(16, 16)) for _ in range(2)]),
+    "gaussian": lambda: GaussianMap(Conv2d(16, 32), Conv2d(16, 32)),
+}
+
+
+@pytest.mark.parametrize("build", ROUGH_MAPS.values(), ids=ROUGH_MAPS)
+def test_unrolled_iterations_may_be_rough(build):
+    x, _, _ = drawn(4, 16, 32, 8, 8)
+    torch.manual_seed(0)
+    equilibrium_map = build()
+
+    def run(error):
+        given = x.clone().requires_grad_()
+        value = EquilibriumLayer(equilibrium_map, gradient=Unrolled(3, error=error)).eval()(given)
+        return value.detach(), *torch.autograd.grad(value.sin().sum(), (given, *equilibrium_map.parameters()))
+
+    for rough, exact in zip(run(1e-3), run(0.0), strict=True):
+        assert 1e-8 < error(rough, exact) < 2e-4
+    assert all(torch.equal(a, b) for a, b in zip(run(1e-6), run(0.0), strict=True))
 
 
 def test_only_the_gradients_that_are_asked_for_are_computed(monkeypatch):

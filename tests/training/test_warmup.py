@@ -25,12 +25,12 @@ class Watch(Callback):
 @pytest.mark.parametrize("steps", [5, 0.6])
 def test_the_first_steps_are_unrolled_and_validation_solves(steps):
     torch.manual_seed(0)
-    own = Implicit(1e-2)
+    own = Implicit(1e-4)
     network = unit_classifier(in_channels=1, gradient=own)
     (layer,) = network.equilibrium_layers
     watch = Watch(layer)
     fit_eight_steps(network, UnrolledWarmup(steps, iterations=3), watch)
-    assert watch.training == [Unrolled(3)] * 5 + [own] * 3
+    assert watch.training == [Unrolled(3, error=1e-4)] * 5 + [own] * 3
     assert set(watch.validation) == {own}
     assert layer.gradient is own
 

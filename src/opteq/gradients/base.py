@@ -47,7 +47,13 @@ class AdjointMethod(GradientMethod, ABC):
 
 
 class DirectMethod(GradientMethod, ABC):
-    """A gradient that comes from differentiating the very computation of the state."""
+    """A gradient that comes from differentiating the very computation of the state.
+
+    Attributes:
+        error: the relative rounding error that it allows to products; 0 for that of the dtype.
+    """
+
+    error: float = 0.0
 
     @abstractmethod
     def run(self, equation: Equation) -> tuple[State, SolveInfo]:

@@ -17,7 +17,7 @@ class UnrolledWarmup(Callback):
 
     Weights at their start need not make a map that contracts, and a few weight-tied layers train all the same
     (Bai et al. 2020, §3). Only training batches are affected: validation, tests and checkpoints see the
-    layers as they were configured.
+    layers as they were configured. Products are as exact as those of the solves that they stand in for.
 
     Add it with `--trainer.callbacks+=opteq.training.warmup.UnrolledWarmup`.
 
@@ -35,7 +35,7 @@ class UnrolledWarmup(Callback):
         if not (isinstance(steps, float) and 0 < steps < 1):
             check_counts(steps=steps)
         check_counts(iterations=iterations)
-        self.steps, self.gradient = steps, Unrolled(iterations)
+        self.steps, self.iterations = steps, iterations
         self._own: list[tuple[EquilibriumLayer, GradientMethod]] = []
 
     def on_train_batch_start(
@@ -46,7 +46,7 @@ class UnrolledWarmup(Callback):
         layers = [m for m in pl_module.modules() if isinstance(m, EquilibriumLayer)] if warming else []
         self._own = [(layer, layer.gradient) for layer in layers]
         for layer in layers:
-            layer.gradient = self.gradient
+            layer.gradient = Unrolled(self.iterations, error=layer.error)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
