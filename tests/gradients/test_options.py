@@ -41,7 +41,7 @@ from opteq.errors import ConfigError
         (lambda: Unrolled(0), "`steps` of Unrolled to be at least 1, got 0"),
         (lambda: Unrolled(1, select=2), r"`select` of Unrolled to be a SAM\(regulariser\) or None, got 2"),
         (lambda: Unrolled(1, error=-1), "`error` of Unrolled to be at least 0 and below 1, got -1"),
-        (lambda: Unrolled(1, error=float("nan")), "`error` of Unrolled to be at least 0 and below 1, got nan"),
+        (lambda: Unrolled(1, error=float("nan")), "`error` of Unrolled to be at least 0 and below 1"),
         (lambda: Implicit(tolerance=1), "Implicit has no option 'tolerance'; it has tol, max_steps, method"),
         (lambda: Phantom(lam=1), "Phantom has no option 'lam'; it has steps, damping, form"),
         (lambda: OneStep(steps=1), "OneStep has no option 'steps'"),
