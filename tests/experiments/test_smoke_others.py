@@ -16,6 +16,7 @@ from tests.experiments.smoke import check, of
         "iteration",
         "hidden",
         "deep-hidden",
+        "depth-on-images",
     ),
 )
 def test_every_table_trains_and_is_measured(name, tmp_path):
