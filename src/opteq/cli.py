@@ -347,7 +347,11 @@ def _reproduce(options: list[str]) -> None:
         help="that of the paper (full), one for a few processor cores (small, the default), or noise (smoke)",
     )
     parser.add_argument("--list", action="store_true", help="list the tables, and what has been run of them")
-    parser.add_argument("--output", type=Path, help="folder of runs and table; reproduced/SCALE/TABLE")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder of runs and table, reproduced/SCALE/TABLE; with --list that of all scales, reproduced",
+    )
     chosen, of_fit = parser.parse_known_args(options)
 
     if chosen.list or chosen.table is None:
@@ -357,7 +361,7 @@ def _reproduce(options: list[str]) -> None:
             raise ConfigError(
                 f"Name the table that {' '.join(of_fit)} is for; opteq reproduce --list shows them."
             )
-        _print_entries(listing(Path("reproduced")))
+        _print_entries(listing(chosen.output or Path("reproduced")))
         return
 
     from opteq.experiments.output import write_results

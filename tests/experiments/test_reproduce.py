@@ -122,6 +122,14 @@ def test_a_mistake_in_the_options_does_not_spoil_the_folder(path, tmp_path):
         reproduce(table, tmp_path, [], stop)
 
 
+def test_the_list_counts_the_scores_of_the_folder_that_it_is_given(capsys, tmp_path):
+    run = tmp_path / "small" / "opteq-table5" / "alpha-0.8-seed0"
+    run.mkdir(parents=True)
+    (run / "scores.json").write_text('{"test_accuracy": 0.5}', encoding="utf-8")
+    assert main(["reproduce", "--list", "--output", str(tmp_path)]) == 0
+    assert "small 1 of 36 trainings; full 0 of 40 trainings" in capsys.readouterr().out
+
+
 def test_tables_are_listed(capsys):
     assert main(["reproduce", "--list"]) == 0
     listed = capsys.readouterr().out
