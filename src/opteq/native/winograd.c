@@ -27,16 +27,16 @@
 #define MOST_TILES 18
 #define MOST_COLUMNS 3100
 
-// Bᵀ times six pixels `step` apart.
-INLINE void input_transform(const vec *d, vec *out, int step) {
-    vec even = d[4 * step] - 4 * d[2 * step], odd = d[3 * step] - 4 * d[step];
-    vec far = d[4 * step] - d[2 * step], slope = 2 * (d[3 * step] - d[step]);
-    out[0] = 4 * d[0] - 5 * d[2 * step] + d[4 * step];
-    out[step] = even + odd;
-    out[2 * step] = even - odd;
-    out[3 * step] = far + slope;
-    out[4 * step] = far - slope;
-    out[5 * step] = 4 * d[step] - 5 * d[3 * step] + d[5 * step];
+// Bᵀ times six pixels.
+INLINE void input_transform(const vec *d, vec *out, int out_step) {
+    vec even = d[4] - 4 * d[2], odd = d[3] - 4 * d[1];
+    vec far = d[4] - d[2], slope = 2 * (d[3] - d[1]);
+    out[0] = 4 * d[0] - 5 * d[2] + d[4];
+    out[out_step] = even + odd;
+    out[2 * out_step] = even - odd;
+    out[3 * out_step] = far + slope;
+    out[4 * out_step] = far - slope;
+    out[5 * out_step] = 4 * d[1] - 5 * d[3] + d[5];
 }
 
 // Aᵀ times six points `step` apart.
@@ -69,16 +69,16 @@ INLINE void kernel_adjoint(const vec *u, vec *out, int step, int out_step) {
     out[2 * out_step] = (far_sum - sum) * (1.f / 6) + u[5 * step];
 }
 
-// A times four pixels `step` apart.
-INLINE void output_adjoint(const vec *y, vec *out, int step, int out_step) {
-    vec even = y[0] + y[2 * step], odd = y[step] + y[3 * step];
-    vec far_even = y[0] + 4 * y[2 * step], far_odd = 2 * y[step] + 8 * y[3 * step];
+// A times four pixels.
+INLINE void output_adjoint(const vec *y, vec *out, int out_step) {
+    vec even = y[0] + y[2], odd = y[1] + y[3];
+    vec far_even = y[0] + 4 * y[2], far_odd = 2 * y[1] + 8 * y[3];
     out[0] = y[0];
     out[out_step] = even + odd;
     out[2 * out_step] = even - odd;
     out[3 * out_step] = far_even + far_odd;
     out[4 * out_step] = far_even - far_odd;
-    out[5 * out_step] = y[3 * step];
+    out[5 * out_step] = y[3];
 }
 
 struct winograd_kernels {
@@ -133,34 +133,54 @@ static tiling cut(size_t batch, size_t height, size_t width, size_t columns, int
     return c;
 }
 
+// From one point of a block to the next. An odd number of cache lines, for with a power of two of them all 36
+// would share a few places of the cache.
+static size_t point_apart(tiling c, size_t columns) {
+    size_t lines = (c.block * columns + 15) / 16;
+    return 16 * (lines + 1 - lines % 2);
+}
+
 // The first tile of a block, of which none has a tile more than another but one.
 static size_t first_tile(tiling c, size_t block) { return block * c.total / c.blocks; }
 
-// The pixels `size` × `size` from (top, left) on, `count` channels of them, with zeros outside the image.
-INLINE void gather(const float *image, vec *pixels, int size, ptrdiff_t top, ptrdiff_t left, tiling c,
-                   size_t channels, size_t count) {
-    ptrdiff_t height = c.height, width = c.width;
-    int inside = top >= 0 && left >= 0 && top + size <= height && left + size <= width;
-    for (int k = 0; k < size; k++)
-        for (int l = 0; l < size; l++) {
-            ptrdiff_t y = top + k, x = left + l;
-            int padding = !inside && (y < 0 || y >= height || x < 0 || x >= width);
-            pixels[size * k + l] = padding ? (vec){0} : load(image + (y * width + x) * channels, count);
-        }
+// Where a tile begins in an image, and whether it and its neighbours lie within.
+typedef struct {
+    const float *image; ptrdiff_t top, left; int inside;
+} square;
+
+static square place(const float *images, size_t apart, size_t tile, tiling c, int size, int margin) {
+    size_t n = tile / c.per_image, k = tile % c.per_image;
+    square s = {images + n * apart, (ptrdiff_t)(k / c.across * 4) - margin, (ptrdiff_t)(k % c.across * 4) - margin, 0};
+    s.inside = s.top >= 0 && s.left >= 0 && s.top + size <= (ptrdiff_t)c.height && s.left + size <= (ptrdiff_t)c.width;
+    return s;
+}
+
+// The pixels of column `l` of a square, `count` channels of them, with zeros outside the image.
+INLINE void column(square s, vec *pixels, int size, int l, tiling c, size_t channels, size_t o) {
+    ptrdiff_t height = c.height, width = c.width, x = s.left + l;
+    int whole = s.inside && channels - o >= LANES;
+    for (int k = 0; k < size; k++) {
+        ptrdiff_t y = s.top + k;
+        int padding = !whole && (y < 0 || y >= height || x < 0 || x >= width);
+        pixels[k] = padding ? (vec){0} : load(s.image + (y * width + x) * channels + o, whole ? LANES : channels - o);
+    }
 }
 
 // Bᵀ d B of the tiles of one block: for each point a matrix (tiles, channels).
 static void enter(const float *x, float *v, size_t first, size_t tiles, tiling c, size_t channels, size_t apart) {
-    size_t columns = filled(channels);
+    size_t columns = filled(channels), points = point_apart(c, columns);
     for (size_t t = 0; t < tiles; t++) {
-        size_t n = (first + t) / c.per_image, tile = (first + t) % c.per_image;
-        ptrdiff_t top = (ptrdiff_t)(tile / c.across * 4) - 1, left = (ptrdiff_t)(tile % c.across * 4) - 1;
+        square s = place(x, apart, first + t, c, 6, 1);
         for (size_t o = 0; o < channels; o += LANES) {
-            vec d[36], half[36];
-            gather(x + n * apart + o, d, 6, top, left, c, channels, channels - o);
-            for (int l = 0; l < 6; l++) input_transform(d + l, half + l, 6);
-            for (int k = 0; k < 6; k++) input_transform(half + 6 * k, d + 6 * k, 1);
-            for (int p = 0; p < POINTS; p++) *(vec *)(v + (p * c.block + t) * columns + o) = d[p];
+            vec d[6], half[36];
+            for (int l = 0; l < 6; l++) {
+                column(s, d, 6, l, c, channels, o);
+                input_transform(d, half + l, 6);
+            }
+            for (int k = 0; k < 6; k++) {
+                input_transform(half + 6 * k, d, 1);
+                for (int l = 0; l < 6; l++) *(vec *)(v + (6 * k + l) * points + t * columns + o) = d[l];
+            }
         }
     }
 }
@@ -168,29 +188,33 @@ static void enter(const float *x, float *v, size_t first, size_t tiles, tiling c
 // A Y Aᵀ, likewise.
 static void enter_adjoint(const float *y, float *m, size_t first, size_t tiles, tiling c, size_t channels,
                           size_t apart) {
-    size_t columns = filled(channels);
+    size_t columns = filled(channels), points = point_apart(c, columns);
     for (size_t t = 0; t < tiles; t++) {
-        size_t n = (first + t) / c.per_image, tile = (first + t) % c.per_image;
+        square s = place(y, apart, first + t, c, 4, 0);
         for (size_t o = 0; o < channels; o += LANES) {
-            vec d[16], half[24], points[36];
-            gather(y + n * apart + o, d, 4, tile / c.across * 4, tile % c.across * 4, c, channels, channels - o);
-            for (int l = 0; l < 4; l++) output_adjoint(d + l, half + l, 4, 4);
-            for (int k = 0; k < 6; k++) output_adjoint(half + 4 * k, points + 6 * k, 1, 1);
-            for (int p = 0; p < POINTS; p++) *(vec *)(m + (p * c.block + t) * columns + o) = points[p];
+            vec d[6], half[24];
+            for (int l = 0; l < 4; l++) {
+                column(s, d, 4, l, c, channels, o);
+                output_adjoint(d, half + l, 4);
+            }
+            for (int k = 0; k < 6; k++) {
+                output_adjoint(half + 4 * k, d, 1);
+                for (int l = 0; l < 6; l++) *(vec *)(m + (6 * k + l) * points + t * columns + o) = d[l];
+            }
         }
     }
 }
 
 // The pixels Aᵀ m A of the tiles of one block.
 static void leave(const float *m, float *y, size_t first, size_t tiles, tiling c, size_t channels) {
-    size_t columns = filled(channels);
+    size_t columns = filled(channels), apart = point_apart(c, columns);
     for (size_t t = 0; t < tiles; t++) {
         size_t n = (first + t) / c.per_image, tile = (first + t) % c.per_image;
         size_t top = tile / c.across * 4, left = tile % c.across * 4;
         float *image = y + n * c.height * c.width * channels;
         for (size_t o = 0; o < channels; o += LANES) {
             vec points[36], half[24], pixels[16];
-            for (int p = 0; p < POINTS; p++) points[p] = *(const vec *)(m + (p * c.block + t) * columns + o);
+            for (int p = 0; p < POINTS; p++) points[p] = *(const vec *)(m + p * apart + t * columns + o);
             for (int l = 0; l < 6; l++) output_transform(points + l, half + l, 6);
             for (int k = 0; k < 4; k++) output_transform(half + 6 * k, pixels + 4 * k, 1);
             for (size_t k = 0; k < smaller(4, c.height - top); k++)
@@ -211,10 +235,11 @@ struct winograd_convolve {
 int64_t opteq_winograd_convolve(const struct winograd_convolve *a) {
     size_t in = a->in, rows = filled(in), columns = filled(a->out);
     tiling c = cut(a->batch, a->height, a->width, rows + columns, a->threads);
+    size_t v_apart = point_apart(c, rows), m_apart = point_apart(c, columns);
     int failed = 0;
 #pragma omp parallel num_threads(a->threads) reduction(+ : failed)
     {
-        float *v = room(POINTS * c.block * rows), *m = room(POINTS * c.block * columns);
+        float *v = room(POINTS * v_apart), *m = room(POINTS * m_apart);
         failed += !v || !m;
 #pragma omp for schedule(static)
         for (size_t b = 0; b < c.blocks; b++) {
@@ -222,8 +247,7 @@ int64_t opteq_winograd_convolve(const struct winograd_convolve *a) {
             size_t first = first_tile(c, b), tiles = first_tile(c, b + 1) - first;
             enter(a->x, v, first, tiles, c, in, a->apart);
             for (int p = 0; p < POINTS; p++)
-                panels(v + p * c.block * rows, a->kernels + p * in * columns, m + p * c.block * columns, in, columns,
-                       tiles);
+                panels(v + p * v_apart, a->kernels + p * in * columns, m + p * m_apart, in, columns, tiles);
             leave(m, a->y, first, tiles, c, a->out);
         }
         free(v);
@@ -275,11 +299,12 @@ struct winograd_gradient {
 int64_t opteq_winograd_gradient(const struct winograd_gradient *a) {
     size_t in = a->in, out = a->out, rows = filled(in), columns = filled(out), size = POINTS * rows * columns;
     tiling c = cut(a->batch, a->height, a->width, rows + columns, a->threads);
+    size_t v_apart = point_apart(c, rows), m_apart = point_apart(c, columns);
     int failed = 0, team = 1;
 #pragma omp parallel num_threads(a->threads) reduction(+ : failed)
     {
         float *u = a->sums + omp_get_thread_num() * size;
-        float *v = room(POINTS * c.block * rows), *m = room(POINTS * c.block * columns);
+        float *v = room(POINTS * v_apart), *m = room(POINTS * m_apart);
         failed += !v || !m;
         memset(u, 0, sizeof(float) * size);
 #pragma omp single
@@ -291,8 +316,7 @@ int64_t opteq_winograd_gradient(const struct winograd_gradient *a) {
             enter(a->x, v, first, tiles, c, in, a->x_apart);
             enter_adjoint(a->y, m, first, tiles, c, out, a->y_apart);
             for (int p = 0; p < POINTS; p++)
-                outer_panels(v + p * c.block * rows, m + p * c.block * columns, u + p * rows * columns, rows,
-                             columns, tiles);
+                outer_panels(v + p * v_apart, m + p * m_apart, u + p * rows * columns, rows, columns, tiles);
         }
         free(v);
         free(m);
