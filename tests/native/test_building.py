@@ -298,7 +298,7 @@ def test_processes_that_compile_at_once_do_not_disturb_each_other(source, tmp_pa
 def test_the_sources_are_part_of_the_package():
     folder = Path(native.__file__).parent
     found = {path.name for path in folder.glob("*.[ch]")}
-    assert found == {"forces.c", "packed.c", "products.h", "rows.c", "winograd.c"}
+    assert found == {"forces.c", "packed.c", "pooling.c", "products.h", "rows.c", "winograd.c"}
 
 
 @pytest.fixture

@@ -44,6 +44,8 @@ CALLS = {
     "packed_gram": (drawn(20, 33),),
     "packed_each": (drawn(3, 4, 6), drawn(3, 4, 5), drawn(3, 5, 6), 0.5),
     "forces": (images(3, 8, 6, 4), 4, 2, drawn(16, 16), torch.ones(3), drawn(3, 12, 16), drawn(3, 12, 1)),
+    "pooling_average": (images(3, 8, 6, 4), 2),
+    "pooling_spread": (images(3, 8, 6, 4), images(3, 8, 3, 2), 2, True),
     "rows_observe": (drawn(3, 8), drawn(3, 8), drawn(3, 8), drawn(3, 8), wide(3, 2), False, True),
     "rows_hold": (drawn(3, 8), drawn(3, 8), ROWS),
     "rows_mix": (*history(), wide(2, 2), 5, True, 1e-6),

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from opteq.errors import ShapeError
-from opteq.operators.bound import BoundOperator
-from opteq.operators.resample import AveragePool
+from opteq.operators.resample import AveragePool, BoundPool
 
 Size = tuple[int, ...]
 
@@ -47,7 +46,7 @@ class Averaging(NamedTuple):
     """How a level of a pyramid is made: from which one, and by what."""
 
     source: int
-    pool: BoundOperator
+    pool: BoundPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class Pyramid:
         for level in range(len(self.steps), 0, -1):
             image, (source, pool) = images[level], self.steps[level - 1]
             if image is not None:
-                images[source] = _added(images[source], pool.adjoint(image))
+                images[source] = pool.add_adjoint(images[source], image)
         assert images[0] is not None
         return images[0]
 
@@ -141,7 +140,7 @@ def _pyramid(sizes: tuple[Size, ...], channels: int) -> Pyramid:
     for level, size in enumerate(sizes[1:], start=1):
         factors = [_factor(larger, size) for larger in sizes[:level]]
         source, factor = [(i, f) for i, f in enumerate(factors) if f is not None][-1]
-        pool = AveragePool(channels, factor).bind((channels, *sizes[source]))
+        pool = AveragePool(channels, factor).act((), (channels, *sizes[source]), error=0.0)
         steps.append(Averaging(source, pool))
     return Pyramid(sizes, tuple(steps))
 
