@@ -137,3 +137,26 @@ def test_tables_are_listed(capsys):
     assert "full 0 of 40 trainings" in listed
     assert main(["reproduce", "--list", "--trainer.max_epochs=1"]) == 2
     assert "Name the table that --trainer.max_epochs=1 is for" in capsys.readouterr().err
+
+
+def test_a_run_that_another_table_has_trained_alike_is_taken_from_there(path, tmp_path, capsys):
+    options = ["--data.batch_size", "32"]
+    reproduce(read_table(str(path)), tmp_path / "first", options, print)
+    capsys.readouterr()
+    other = path.with_name("second.yaml")
+    changed = TABLE.replace("max_norm: 0.5", "max_norm: 0.6").replace("name: one", "name: uno")
+    changed = changed.replace("reference: one", "reference: uno").replace("0.97: one", "0.97: uno")
+    other.write_text(changed, encoding="utf-8")
+    reproduce(read_table(str(other)), tmp_path / "second", options, print)
+    said = capsys.readouterr().out
+    assert re.search(r"\[1/2\] uno, seed 0: test_accuracy [\d.]+ \(of first, trained alike\); ", said)
+    assert "tight" in said.split("trained alike")[1]
+    assert "trained alike" not in said.split("[2/2]")[1]
+    weights = [tmp_path / run / "model.safetensors" for run in ("first/one-seed0", "second/uno-seed0")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    scores = json.loads((tmp_path / "second" / "uno-seed0" / "scores.json").read_text())
+    assert scores["parameters"] == json.loads(weights[0].with_name("scores.json").read_text())["parameters"]
+
+    # Other options are another training.
+    reproduce(read_table(str(other)), tmp_path / "third", ["--data.batch_size", "16"], print)
+    assert "trained alike" not in capsys.readouterr().out

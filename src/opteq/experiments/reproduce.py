@@ -34,8 +34,9 @@ Measure = Callable[[nn.Module, ImageDataModule], Mapping[str, float]]
 def reproduce(table: Table, output: Path, options: Sequence[str], report: Callable[[str], None]) -> None:
     """Train what is missing of `table` in `output`; each run is that of an `opteq fit` command.
 
-    Runs that are complete are kept, one that was interrupted goes on from its last checkpoint. `report`
-    is called after every run, with what to tell the user and an estimate of the time that the others take.
+    Runs that are complete are kept, one that was interrupted goes on from its last checkpoint. A run that
+    another table in a folder beside `output` has trained, configured alike, is copied. `report` is called
+    after every run, with what to tell the user and an estimate of the time that the others take.
 
     Args:
         table: what to train.
@@ -54,7 +55,11 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
         missing = [(number, *run) for number, run in enumerate(todo, 1) if not (run[2] / SCORES).is_file()]
         pace = Pace(len(missing))
         for number, row, seed, folder in missing:
-            if not (folder / SUMMARY).is_file():
+            trained = (folder / SUMMARY).is_file()
+            twin = None if trained or folder.is_dir() else _twin(row.config_of(seed), output, options)
+            if twin is not None:
+                shutil.copytree(twin, folder, ignore=shutil.ignore_patterns(SCORES))
+            elif not trained:
                 _train(table, row, seed, output, options)
             scores = _scores(folder, measures)
             if table.compare not in scores:
@@ -66,7 +71,8 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
             score = f"{table.compare} {scores[table.compare]:.4g}"
             pace.advance()
             left = f"; about {duration(pace.left)} left" if pace.left else ""
-            report(f"[{number}/{len(todo)}] {row.name}, seed {seed}: {score}{left}")
+            source = f" (of {twin.parent.name}, trained alike)" if twin else ""
+            report(f"[{number}/{len(todo)}] {row.name}, seed {seed}: {score}{source}{left}")
 
 
 @contextmanager
@@ -78,6 +84,19 @@ def _going_on() -> Iterator[None]:
         raise KeyboardInterrupt(
             "Interrupted; finished runs are kept, and the same command goes on."
         ) from None
+
+
+def _twin(config: Mapping[str, Any], output: Path, options: Sequence[str]) -> Path | None:
+    """A finished run of a table beside `output` with this configuration and these options."""
+    for plan in sorted(output.resolve().parent.glob(f"*/{PLAN}")):
+        if plan.parent == output.resolve():
+            continue
+        earlier = read_json(plan)
+        if earlier.get("options") == list(options):
+            for name, known in earlier.get("configs", {}).items():
+                if known == config and (plan.parent / name / SUMMARY).is_file():
+                    return plan.parent / name
+    return None
 
 
 def _train(table: Table, row: Row, seed: int, output: Path, options: Sequence[str]) -> None:
