@@ -15,6 +15,7 @@ from opteq.equation import Equation, Gradients
 from opteq.results import SolveInfo, State, like, map_state, tensors_of
 from opteq.solvers.base import FixedPoint
 from opteq.tensors.once import once
+from opteq.tensors.precision import full_precision
 from opteq.tensors.tracing import refuse_batches, refuse_tangents
 
 Report = Callable[[SolveInfo], None]
@@ -118,7 +119,7 @@ class _Equilibrium(torch.autograd.Function):
         equation = ctx.equation.with_tensors(tuple(t.detach() for t in tensors))
         cotangent = like(state, tuple(g.detach() for g in grad_outputs))
         # The adjoint is solved in full precision, also where the forward pass ran under autocast.
-        with torch.no_grad(), torch.autocast(grad_outputs[0].device.type, enabled=False):
+        with torch.no_grad(), full_precision(grad_outputs[0].device):
             gradients = ctx.method.pullback(equation, state, cotangent, ctx.report)
         if wants_graph:
             # The gradients depend on the tensors and on the cotangent.

@@ -17,6 +17,7 @@ from opteq.objectives.patches import Patches, WholeSample
 from opteq.operators.base import LinearOperator
 from opteq.options import check, check_counts, check_flag, is_number
 from opteq.results import State
+from opteq.tensors.precision import full_precision
 
 # A patch that starts (nearly) at its injection must not make every other weight underflow.
 _SMALLEST_SHARE = 1e-2
@@ -112,7 +113,7 @@ class GaussianMap(EquilibriumMap):
         """`G = W_h W_hᵀ` with `‖W_h‖₂ ≤ 1`."""
         if self.projection is None:
             return None
-        with torch.autocast(self.projection.device.type, enabled=False):
+        with full_precision(self.projection.device):
             gram = self.projection @ self.projection.mT
             if self.max_norm is None:
                 return gram
@@ -141,13 +142,13 @@ class GaussianMap(EquilibriumMap):
 
     def _distances(self, c: Tensor, gram: Tensor | None) -> Tensor:
         """`(batch, n)` distances of the patches at the start `y = 0`."""
-        with torch.autocast(c.device.type, enabled=False):
+        with full_precision(c.device):
             start = self.patches.split(c)
             return (start * (start if gram is None else start @ gram)).sum(-1)
 
     def _adaptive_gamma(self, c: Tensor, gram: Tensor | None) -> Tensor:
         distance = self._distances(c, gram)
-        with torch.autocast(c.device.type, enabled=False):
+        with full_precision(c.device):
             size = distance.mean(1)
             if self.gamma == "adaptive":
                 size = torch.maximum(distance.amin(1), _SMALLEST_SHARE * size)

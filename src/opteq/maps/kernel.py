@@ -21,6 +21,7 @@ from opteq.objectives.inner_product import (
 from opteq.operators.base import LinearOperator
 from opteq.options import check_flag
 from opteq.results import State
+from opteq.tensors.precision import full_precision
 
 # Half of the room below the ceiling is for the kernel, half for W.
 _SHARE = 0.5
@@ -130,7 +131,7 @@ class KernelMap(EquilibriumMap):
         return self.kernel.largest_curvature / self.kernel.unit_curvature * self.share * max_norm**2
 
     def _unit(self, c: Tensor, largest: float) -> Tensor:
-        with torch.autocast(c.device.type, enabled=False):
+        with full_precision(c.device):
             return (self.kernel.unit_curvature / largest * inner_product(c, c)).clamp(min=1.0)
 
     def extra_repr(self) -> str:

@@ -16,6 +16,7 @@ from opteq.objectives.ring import End, Junction, Ring
 from opteq.options import require, strict_options
 from opteq.results import State, sample_sums, tensors_of
 from opteq.tensors.held import HoldsTensors
+from opteq.tensors.precision import full_precision
 from opteq.tensors.tracing import tracing
 
 
@@ -313,11 +314,11 @@ def _spread(meeting: _Meeting, curvature: Tensor | None) -> Tensor:
 
 def _product(left: Tensor, right: Tensor, error: float) -> Tensor:
     # In full precision: N is compared with a width far below its size.
-    with torch.autocast(left.device.type, enabled=False):
+    with full_precision(left.device):
         return multiply_each(left, right, error=error)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor, error: float, factor: float = 1) -> Tensor:
     """`total + factor · left @ right`, in place."""
-    with torch.autocast(left.device.type, enabled=False):
+    with full_precision(left.device):
         return multiply_each(left, right, total, factor, error=error)

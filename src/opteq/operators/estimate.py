@@ -13,6 +13,7 @@ from opteq.operators.bound import BoundOperator, same
 from opteq.operators.norms.base import Weights
 from opteq.tensors.lanczos import largest_ritz_pair
 from opteq.tensors.once import once
+from opteq.tensors.precision import full_precision
 from opteq.tensors.tracing import forward_mode, refuse_tangents, refuse_transforms, tracing, unrecorded
 
 # Lanczos steps that follow the weights in training, and those between restarts of a settled estimate.
@@ -46,8 +47,8 @@ class NormEstimate:
         """
         refuse_transforms()
         # Low precision would spoil the estimate, which is cheap, so it ignores autocast.
-        device = bound.tensors[0].device.type if bound.tensors else "cpu"
-        with torch.autocast(device, enabled=False):
+        device = bound.tensors[0].device if bound.tensors else torch.device("cpu")
+        with full_precision(device):
             with unrecorded():
                 vector = self._vector(bound.detach(), training)
             # A trace takes no functions of Python; the gradient is the same.
@@ -144,7 +145,7 @@ class _Norm(torch.autograd.Function):
 
     @staticmethod
     def _gradients(bound: BoundOperator, vector: Tensor, direction: Tensor, *weights: Tensor) -> Weights:
-        with torch.no_grad(), torch.autocast(vector.device.type, enabled=False):
+        with torch.no_grad(), full_precision(vector.device):
             bound = bound.with_tensors(tuple(w.detach() for w in weights))
             return bound.weight_gradient((vector, direction))
 

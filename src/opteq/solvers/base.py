@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, cast
@@ -18,6 +17,7 @@ from opteq.native.serving import reads
 from opteq.results import SolveInfo, State, map_state, tensors_of
 from opteq.solvers.progress import Progress
 from opteq.solvers.space import Space
+from opteq.tensors.precision import full_precision
 from opteq.tensors.tracing import refuse_tracing, untraced
 
 
@@ -149,10 +149,7 @@ def find_fixed_point(
     in_c = reads(x)
     progress = Progress(x, solver.tol, solver.max_steps, residual_scale, in_c)
     # Under autocast the map may run in low precision; the solver's own products may not.
-    device = x.device.type
-    in_full = (
-        partial(torch.autocast, device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext
-    )
+    in_full = partial(full_precision, x.device)
 
     def observed(image: State, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`f` and `g`, and the norms of the rows of `g` and of `f`."""

@@ -9,6 +9,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from opteq.tensors.precision import full_precision
+
 Weights = tuple[Tensor, ...]
 
 
@@ -65,7 +67,7 @@ class Nonexpansive(NormControl):
     def weight(self, operator: nn.Module) -> Tensor:
         stored = super().weight(operator)
         # Low precision would spoil the norm, and takes its share only when the weight is cast to it.
-        with torch.autocast(stored.device.type, enabled=False):
+        with full_precision(stored.device):
             wide = torch.promote_types(stored.dtype, torch.float32)
             return self.contracted(operator, stored.to(wide)).to(stored.dtype)
 
