@@ -244,3 +244,16 @@ def test_a_fixed_gamma_that_switches_the_map_off_is_reported_once():
     assert y[1:].abs().max() < 1e-4 < 1e-2 < y[0].abs().max()
     layer(x)
     EquilibriumLayer(GaussianMap(Conv2d(2, 4), Conv2d(2, 4)))(x)
+
+
+@pytest.mark.spec("R6.1")
+def test_a_trial_in_eval_mode_does_not_hide_what_training_makes_of_the_weights():
+    x = torch.randn(3, 2, 8, 8)
+    layer = EquilibriumLayer(GaussianMap(Conv2d(2, 4), Conv2d(2, 4), gamma=0.01))
+    layer.eval()(x)
+    layer.train()(x)
+    for _ in range(18):
+        layer(20 * x)
+    with pytest.warns(RuntimeWarning, match="below 1e-06 for 3 of 3 samples"):
+        for _ in range(2):
+            layer(20 * x)

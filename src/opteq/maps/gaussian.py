@@ -12,6 +12,7 @@ from opteq.activations import Activation, get_activation
 from opteq.errors import ConfigError
 from opteq.maps.base import EquilibriumMap, Injection, bind_to, check_max_norm, expect_operator
 from opteq.maps.similarityequation import SimilarityEquation
+from opteq.maps.watch import Watch
 from opteq.objectives.gaussiansimilarity import ADAPTIVE_NUMERATOR, GaussianSimilarity
 from opteq.objectives.patches import Patches, WholeSample
 from opteq.operators.base import LinearOperator
@@ -32,7 +33,8 @@ class GaussianMap(EquilibriumMap):
 
     Without patches, `y = σ(e^{-γ‖c - W y‖²} Wᵀ(c - W y))`. Equilibria are stationary for
     `G(y) = 1ᵀf(y) + ½‖y‖² - S(y)` with the Gaussian similarity `S`. A fixed `γ` suits distances of one size
-    only: over whole feature maps the weight underflows, and `y` with it. The first `bind` warns of that.
+    only: over whole feature maps the weight underflows, and `y` with it. `bind` warns of that: it looks
+    at the first batch in eval mode, and at the first and every twentieth in training.
 
     `gamma="adaptive"` sets `γ = 0.2 / M` per sample, with `M` the smallest patch distance at the
     start `y = 0`, so that the nearest patch starts with weight `e^{-0.2}`; `M` counts as at least a
@@ -90,8 +92,7 @@ class GaussianMap(EquilibriumMap):
         self.patches = WholeSample() if patches is None else patches
         self.activation = get_activation(activation)
         self.gamma, self.detach_gamma, self.max_norm = gamma, detach_gamma, max_norm
-        # Whether the weights at the start were looked at once, or need not be.
-        self.weights_checked = gamma in _ADAPTIVE
+        self._watch, self._seen = Watch(), False
         self.projection = None
         if patches is not None:
             d = patches.dimension
@@ -123,22 +124,24 @@ class GaussianMap(EquilibriumMap):
     def _gamma(self, c: Tensor, gram: Tensor | None) -> Tensor:
         if isinstance(self.gamma, str):
             return self._adaptive_gamma(c, gram)
-        if not self.weights_checked:
-            self._check_weights(self.gamma * self._distances(c, gram).detach().amin(1))
-        return c.new_full((c.shape[0],), float(self.gamma))
+        gamma = float(self.gamma)
+        # In eval mode once: there they stay as they are.
+        if self.training or not self._seen:
+            self._seen = True
+            if self._watch.notices(self.training, lambda: self._lost(gamma, c, gram) > 0):
+                warnings.warn(
+                    f"With gamma={gamma:g} the largest weight at the start is below {_SMALLEST_WEIGHT:g}"
+                    f" for {self._lost(gamma, c, gram)} of {len(c)} samples, where y is next to 0 and"
+                    " hardly learns; use gamma='adaptive', or patches.",
+                    RuntimeWarning,
+                    stacklevel=3,
+                )
+        return c.new_full((c.shape[0],), gamma)
 
-    def _check_weights(self, exponent: Tensor) -> None:
-        """Warn of samples whose nearest patch starts with a weight `e^{-u}` that is next to nothing."""
-        self.weights_checked = True
-        lost = exponent > -math.log(_SMALLEST_WEIGHT)
-        if lost.any():
-            warnings.warn(
-                f"With gamma={self.gamma:g} the largest weight at the start is below {_SMALLEST_WEIGHT:g} for"
-                f" {int(lost.sum())} of {len(lost)} samples, where y is next to 0 and hardly learns; use"
-                " gamma='adaptive', or patches.",
-                RuntimeWarning,
-                stacklevel=4,
-            )
+    def _lost(self, gamma: float, c: Tensor, gram: Tensor | None) -> int:
+        """Samples whose nearest patch starts with a weight `e^{-γd}` that is next to nothing."""
+        exponents = gamma * self._distances(c, gram).detach().amin(1)
+        return int((exponents > -math.log(_SMALLEST_WEIGHT)).sum())
 
     def _distances(self, c: Tensor, gram: Tensor | None) -> Tensor:
         """`(batch, n)` distances of the patches at the start `y = 0`."""

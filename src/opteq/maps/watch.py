@@ -1,4 +1,4 @@
-"""Norms that nothing keeps, watched while they are trained."""
+"""What nothing keeps within its limits, watched while it is trained."""
 
 from __future__ import annotations
 
