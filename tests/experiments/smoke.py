@@ -13,7 +13,7 @@ def of(*papers):
 
 
 def check(name, folder):
-    """Run the table in `folder`, and look for all that it is to show."""
+    """Run the table in `folder`, where others may have trained alike, and look for all that it is to show."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of Lightning, at so few images, and of solves that start badly
         output = folder / name

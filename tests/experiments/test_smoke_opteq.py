@@ -6,5 +6,5 @@ from tests.experiments.smoke import check, of
 
 
 @pytest.mark.parametrize("name", of("opteq-table"))
-def test_every_table_trains_and_is_measured(name, tmp_path):
-    check(name, tmp_path)
+def test_every_table_trains_and_is_measured(name, tmp_path_factory):
+    check(name, tmp_path_factory.getbasetemp() / "tables")

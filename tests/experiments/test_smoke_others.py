@@ -19,5 +19,5 @@ from tests.experiments.smoke import check, of
         "depth-on-images",
     ),
 )
-def test_every_table_trains_and_is_measured(name, tmp_path):
-    check(name, tmp_path)
+def test_every_table_trains_and_is_measured(name, tmp_path_factory):
+    check(name, tmp_path_factory.getbasetemp() / "tables")
