@@ -55,11 +55,10 @@ def reproduce(table: Table, output: Path, options: Sequence[str], report: Callab
         missing = [(number, *run) for number, run in enumerate(todo, 1) if not (run[2] / SCORES).is_file()]
         pace = Pace(len(missing))
         for number, row, seed, folder in missing:
-            trained = (folder / SUMMARY).is_file()
-            twin = None if trained or folder.is_dir() else _twin(row.config_of(seed), output, options)
+            twin = None if folder.is_dir() else _twin(row.config_of(seed), output, options)
             if twin is not None:
                 shutil.copytree(twin, folder, ignore=shutil.ignore_patterns(SCORES))
-            elif not trained:
+            elif not (folder / SUMMARY).is_file():
                 _train(table, row, seed, output, options)
             scores = _scores(folder, measures)
             if table.compare not in scores:

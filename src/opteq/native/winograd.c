@@ -166,43 +166,35 @@ INLINE void column(square s, vec *pixels, int size, int l, tiling c, size_t chan
     }
 }
 
-// Bᵀ d B of the tiles of one block: for each point a matrix (tiles, channels).
-static void enter(const float *x, float *v, size_t first, size_t tiles, tiling c, size_t channels, size_t apart) {
+// Bᵀ d B of the tiles of one block, or, with `adjoint`, A Y Aᵀ: for each point a matrix (tiles, channels).
+INLINE void enter_points(const float *x, float *v, size_t first, size_t tiles, tiling c, size_t channels, size_t apart,
+                         int adjoint) {
     size_t columns = filled(channels), points = point_apart(c, columns);
+    int size = adjoint ? 4 : 6;
     for (size_t t = 0; t < tiles; t++) {
-        square s = place(x, apart, first + t, c, 6, 1);
+        square s = place(x, apart, first + t, c, size, adjoint ? 0 : 1);
         for (size_t o = 0; o < channels; o += LANES) {
             vec d[6], half[36];
-            for (int l = 0; l < 6; l++) {
-                column(s, d, 6, l, c, channels, o);
-                input_transform(d, half + l, 6);
+            for (int l = 0; l < size; l++) {
+                column(s, d, size, l, c, channels, o);
+                adjoint ? output_adjoint(d, half + l, size) : input_transform(d, half + l, size);
             }
             for (int k = 0; k < 6; k++) {
-                input_transform(half + 6 * k, d, 1);
+                adjoint ? output_adjoint(half + size * k, d, 1) : input_transform(half + size * k, d, 1);
                 for (int l = 0; l < 6; l++) *(vec *)(v + (6 * k + l) * points + t * columns + o) = d[l];
             }
         }
     }
 }
 
-// A Y Aᵀ, likewise.
+// With literal arguments each is compiled for itself.
+static void enter(const float *x, float *v, size_t first, size_t tiles, tiling c, size_t channels, size_t apart) {
+    enter_points(x, v, first, tiles, c, channels, apart, 0);
+}
+
 static void enter_adjoint(const float *y, float *m, size_t first, size_t tiles, tiling c, size_t channels,
                           size_t apart) {
-    size_t columns = filled(channels), points = point_apart(c, columns);
-    for (size_t t = 0; t < tiles; t++) {
-        square s = place(y, apart, first + t, c, 4, 0);
-        for (size_t o = 0; o < channels; o += LANES) {
-            vec d[6], half[24];
-            for (int l = 0; l < 4; l++) {
-                column(s, d, 4, l, c, channels, o);
-                output_adjoint(d, half + l, 4);
-            }
-            for (int k = 0; k < 6; k++) {
-                output_adjoint(half + 4 * k, d, 1);
-                for (int l = 0; l < 6; l++) *(vec *)(m + (6 * k + l) * points + t * columns + o) = d[l];
-            }
-        }
-    }
+    enter_points(y, m, first, tiles, c, channels, apart, 1);
 }
 
 // The pixels Aᵀ m A of the tiles of one block.
