@@ -5,6 +5,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 # Most of what is installed is never imported: compiling it all takes longer than what is used, when it is.
 PIP := $(BIN)/python -m pip install --disable-pip-version-check --no-compile
+# Where Python is told to keep no compiled modules, every process that a test starts compiles torch again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo test lint types imports unit spec mutants device clients bench chart docs clean
 .SECONDARY:

@@ -86,7 +86,8 @@ class Decorrelation(BatchRegulariser):
     and gets no gradient.
 
     Unbounded where rows approach zero: no Lipschitz constant. In a small batch some row nearly always does,
-    and solves with it fail however small `γ` is; use batches of dozens of samples.
+    and solves with it fail however small `γ` is; use batches of dozens of samples. Steps `γ∇R` stay short
+    while `2γ λ_max(ẐẐᵀ)` is below the least `‖z_i‖²`: features of half the size need a quarter of `γ`.
     """
 
     def value(self, z: Tensor) -> Tensor:
