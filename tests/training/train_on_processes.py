@@ -19,7 +19,7 @@ from opteq.evaluation.record import evaluate
 from opteq.training.meter import TrainingMeter
 from opteq.training.module import ClassifierModule
 
-SIZES = (15, 16, 17, 19, 23, 26, 31, 33, 37, 41)
+SIZES = (15, 16, 17, 26)
 """Of the training set; none of the other sets has an even share for every process either."""
 
 
