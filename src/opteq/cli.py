@@ -3,7 +3,7 @@
 import json
 import os
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial, reduce
@@ -235,6 +235,13 @@ def _print_entries(entries: Sequence[tuple[str, str, str]]) -> None:
         print(f"{'':{width}}{second}")
 
 
+def _path(name: str) -> Path:
+    """An empty name, as of a variable of the shell that is not set, would be the current folder."""
+    if not name:
+        raise ArgumentTypeError("expected the name of a file or a folder, got an empty one")
+    return Path(name)
+
+
 class _Parser(ArgumentParser):
     """Says what is wrong in one sentence, as everything here does."""
 
@@ -248,9 +255,9 @@ def _predict(options: list[str]) -> None:
         description="Classify images with a finished run; images that cannot be read are named and left out.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", type=Path, help="folder of a finished run")
-    parser.add_argument("images", type=Path, help="folder of images, or one image")
-    parser.add_argument("--output", type=Path, help="CSV file to write; RUN/predictions.csv, or -2, -3, …")
+    parser.add_argument("run", type=_path, help="folder of a finished run")
+    parser.add_argument("images", type=_path, help="folder of images, or one image")
+    parser.add_argument("--output", type=_path, help="CSV file to write; RUN/predictions.csv, or -2, -3, …")
     _add_trust(parser)
     chosen = parser.parse_args(options)
     if not chosen.images.is_file():
@@ -271,7 +278,7 @@ def _show(options: list[str]) -> None:
         epilog="The page is for this machine alone, and needs no network.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", type=Path, help="folder of a finished run, or name of a pretrained network")
+    parser.add_argument("run", type=_path, help="folder of a finished run, or name of a pretrained network")
     parser.add_argument("--port", type=int, default=8321, help="port of the page, 0 for any free one; 8321")
     parser.add_argument("--no_browser", action="store_true", help="do not open the page in the browser")
     _add_trust(parser)
@@ -292,14 +299,14 @@ def _export(options: list[str]) -> None:
         description="Write a run for other programs: a fixed number of iterations in place of a solve.",
         allow_abbrev=False,
     )
-    parser.add_argument("run", type=Path, help="folder of a finished run, or a pretrained network")
+    parser.add_argument("run", type=_path, help="folder of a finished run, or a pretrained network")
     parser.add_argument(
         "--format", choices=("onnx", "torch"), default="onnx", help="onnx, or that of torch.export"
     )
     parser.add_argument("--steps", type=int, help="iterations; as many as --tol needs unless given")
     parser.add_argument("--tol", type=float, default=1e-3, help="largest relative error of the logits")
-    parser.add_argument("--images", type=Path, help="folder of images to check it with; noise unless given")
-    parser.add_argument("--output", type=Path, help="file to write; RUN/model.onnx or RUN/model.pt2")
+    parser.add_argument("--images", type=_path, help="folder of images to check it with; noise unless given")
+    parser.add_argument("--output", type=_path, help="file to write; RUN/model.onnx or RUN/model.pt2")
     _add_trust(parser)
     chosen = parser.parse_args(options)
 
@@ -349,7 +356,7 @@ def _reproduce(options: list[str]) -> None:
     parser.add_argument("--list", action="store_true", help="list the tables, and what has been run of them")
     parser.add_argument(
         "--output",
-        type=Path,
+        type=_path,
         help="folder of runs and table, reproduced/SCALE/TABLE; with --list that of all scales, reproduced",
     )
     chosen, of_fit = parser.parse_known_args(options)
@@ -386,7 +393,7 @@ def _train_or_evaluate(command: str, options: list[str]) -> None:
         if command == "test":
             _check_suites(options)
         parser = _Parser(prog=f"opteq {command}", add_help=False, allow_abbrev=False)
-        parser.add_argument("run", type=Path)
+        parser.add_argument("run", type=_path)
         parser.add_argument("--ckpt_path")
         _add_trust(parser)
         chosen, options = parser.parse_known_args(options)

@@ -43,6 +43,7 @@ def run(tiny, tmp_path_factory):
         (["fit", "--config", "my.yaml"], f"presets are {', '.join(sorted(p.name for p in presets()))}."),
         (["test", "--config", "digits"], "name a run (opteq test runs/digits) or a checkpoint"),
         (["validate", "nowhere"], "nowhere is not the folder of a run"),
+        (["predict", "digits", ""], "Argument images: expected the name of a file or a folder, got an empty"),
         (["predict", "nowhere", "."], "nowhere holds no trained model"),
         (["predict", "digts", "."], "digts holds no trained model (model.json); did you mean digits?"),
         (["predict", "--config", "digits", "--images", "x"], "opteq predict needs a trained model"),

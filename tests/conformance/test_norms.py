@@ -411,3 +411,13 @@ def test_overridden_weights_are_not_trusted_with_a_promise():
 def test_an_orthogonal_start_without_full_rank_is_refused():
     with pytest.raises(ConfigError, match="rank"):
         Dense(4, 4, norm=Orthogonal(), start=GaussianStart(0.0))
+
+
+@every_way
+@pytest.mark.parametrize("ceiling", [0.9, 2.0])
+def test_the_norm_is_that_of_what_acts_under_a_ceiling(way, ceiling):
+    torch.manual_seed(0)
+    operator = Dense(6, 6, norm=way).double().eval()
+    bound = operator.bind((6,), ceiling)
+    acting = torch.linalg.matrix_norm(bound(torch.eye(6, dtype=torch.float64)), 2)
+    torch.testing.assert_close(operator.norm((6,), ceiling), acting, rtol=1e-3, atol=0)

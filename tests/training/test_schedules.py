@@ -105,3 +105,8 @@ def test_warmup_rises_to_the_peak_and_factors_stay_between_0_and_1(schedule):
 def test_refuses_a_warmup_out_of_range(warmup):
     with pytest.raises(ConfigError, match="warmup"):
         learning_rate_factor("cosine", 10, warmup)
+
+
+@pytest.mark.parametrize("warmup", [0.0, 0.3])
+def test_a_training_of_no_steps_has_a_schedule(warmup):
+    assert learning_rate_factor("linear", 0, warmup)(0) == 1

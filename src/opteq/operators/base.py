@@ -92,7 +92,10 @@ class LinearOperator(nn.Module, ABC):
             return self._norm(self._bound(domain, None, 0.0))
         kept = self.kept_norm(ceiling)
         if kept < math.inf:
-            return self.norm(domain).clamp(max=kept)
+            size = self.norm(domain)
+            if self.weight_count:
+                (size,) = self.norm_control.scaled((size,), ceiling, lambda: size)
+            return size.clamp(max=kept)
         # What a way makes of the weights of somebody else's operator is only known from what then acts.
         return self._acting(self._bound(domain, ceiling, 0.0), self.training)
 

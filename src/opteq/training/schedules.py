@@ -55,7 +55,8 @@ def learning_rate_factor(
     def factor(step: int) -> float:
         if step < warmup_steps:
             return (step + 1) / (warmup_steps + 1)
-        progress = min(1.0, (step - warmup_steps) / (total_steps - warmup_steps))
+        # A training of no steps has a schedule too; what it trained is told of elsewhere.
+        progress = min(1.0, (step - warmup_steps) / max(1, total_steps - warmup_steps))
         match schedule:
             case "constant":
                 return 1.0
